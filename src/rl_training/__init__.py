@@ -1,0 +1,58 @@
+"""Reinforcement-learning training that is right, fast, proven and safe to leave running.
+
+from rl_training import DQN
+
+agent = DQN.from_config("dqn/cartpole", seed=1)
+agent.learn(progress=True)
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rl_training.api.algorithms import DQN
+    from rl_training.errors import RLTrainingError
+    from rl_training.experiment.config import TrainConfig
+    from rl_training.experiment.manager import ExperimentManager
+    from rl_training.runtime.callbacks import Callback, StopOnReturn
+    from rl_training.runtime.dqn_trainer import train_dqn
+    from rl_training.runtime.result import TrainingInterrupted, TrainResult
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DQN",
+    "Callback",
+    "ExperimentManager",
+    "RLTrainingError",
+    "StopOnReturn",
+    "TrainConfig",
+    "TrainResult",
+    "TrainingInterrupted",
+    "train_dqn",
+]
+
+# Loaded on first use, so that `rl-training --help` does not wait for torch.
+_HOMES = {
+    "DQN": "api.algorithms",
+    "Callback": "runtime.callbacks",
+    "ExperimentManager": "experiment.manager",
+    "RLTrainingError": "errors",
+    "StopOnReturn": "runtime.callbacks",
+    "TrainConfig": "experiment.config",
+    "TrainResult": "runtime.result",
+    "TrainingInterrupted": "runtime.result",
+    "train_dqn": "runtime.dqn_trainer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

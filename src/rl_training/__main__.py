@@ -1,0 +1,5 @@
+"""`python -m rl_training` is `rl-training`."""
+
+from rl_training.cli import main
+
+main()

@@ -1,0 +1,6 @@
+"""The update classes: `from rl_training.algorithms import DQN`."""
+
+from rl_training.algorithms.base import UpdateResult
+from rl_training.algorithms.dqn import DQN
+
+__all__ = ["DQN", "UpdateResult"]

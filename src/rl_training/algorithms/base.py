@@ -1,0 +1,106 @@
+"""What every algorithm is to the loops: something that acts, updates and saves its state."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rl_training.data.types import EnvSpec, Moment, PolicyState
+from rl_training.errors import ConfigError
+
+
+class UpdateResult(NamedTuple):
+    """What an update reports: detached 0-d metrics by name, optimiser steps made, priorities."""
+
+    metrics: dict[str, Tensor]
+    gradient_steps: int = 1
+    priorities: Tensor | None = None
+
+
+class Acting(NamedTuple):
+    """Actions of one vector step, a row per environment, and the policy state after it."""
+
+    action: np.ndarray
+    state: PolicyState = ()
+
+
+class Stateful(Protocol):
+    """Anything whose state goes into a checkpoint."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as nested dictionaries of tensors, arrays and plain values."""
+
+    def load_state_dict(self, state: dict[str, Any], /) -> Any:
+        """Take over a saved state."""
+
+
+class Algorithm:
+    """Base of the algorithms: a device, and `parts` from which the checkpoint is derived.
+
+    A subclass sets `parts` to every stateful thing it owns (networks, optimisers, generators) and
+    writes `act` and `update`.
+    """
+
+    parts: dict[str, Stateful]
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+
+    def initial_state(self, num_envs: int) -> PolicyState:  # noqa: ARG002 - feed-forward default
+        """The policy state at the start of an episode, for `num_envs` rows."""
+        return ()
+
+    def act(
+        self,
+        obs: np.ndarray,
+        state: PolicyState,
+        first: np.ndarray,
+        moment: Moment,
+        *,
+        explore: bool,
+    ) -> Acting:
+        """Choose an action per row; greedy (or mean) unless `explore`."""
+        raise NotImplementedError
+
+    def update(self, batch: Any, moment: Moment) -> UpdateResult:
+        """Make one update from a batch."""
+        raise NotImplementedError
+
+    def schedules(self, moment: Moment) -> dict[str, float]:  # noqa: ARG002 - none by default
+        """Scheduled quantities at this moment, for the log."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of every part."""
+        return {name: dict(part.state_dict()) for name, part in self.parts.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore every part."""
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
+
+    def networks(self) -> dict[str, nn.Module]:
+        """The parts that are networks, by name."""
+        return {name: part for name, part in self.parts.items() if isinstance(part, nn.Module)}
+
+    def to_tensor(self, obs: np.ndarray) -> Tensor:
+        """Host observations as a tensor on the algorithm's device."""
+        tensor = torch.from_numpy(obs)
+        return tensor if self.device.type == "cpu" else tensor.to(self.device)
+
+
+@torch.no_grad()
+def check_network(model: nn.Module, spec: EnvSpec, output: tuple[int, ...]) -> None:
+    """Refuse a network whose output for one observation is not shaped (1, *output)."""
+    expected = f"(batch, {', '.join(map(str, output))}) for observations (batch, {spec.obs_dim})"
+    device = next(iter(model.parameters())).device
+    try:
+        found = model(torch.zeros(1, *spec.obs_shape, device=device))
+    except Exception as error:
+        raise ConfigError(f"network: expected {expected}, but calling it raised: {error}") from error
+    shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    if shape != (1, *output):
+        raise ConfigError(f"network: expected {expected}, found {shape} for one observation")

@@ -1,0 +1,243 @@
+"""The managed algorithm: one object that learns, evaluates, predicts, saves and resumes."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from typing_extensions import Self
+
+from rl_training.data.types import PolicyState
+from rl_training.envs.spaces import SpaceAdapter
+from rl_training.errors import ConfigError, SaveError, UsageError
+from rl_training.experiment.checkpointing import write_checkpoint
+from rl_training.experiment.config import TrainConfig, check_hyper_parameters, is_placeholder
+from rl_training.experiment.registry import (
+    get_spec,
+    load_agent,
+    open_checkpoint,
+    resolve_config,
+    train_config,
+)
+from rl_training.runtime.agent import Agent, build_agent
+from rl_training.runtime.assembly import Environments
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.compatibility import check_spaces
+from rl_training.runtime.evaluator import Evaluation, Evaluator
+from rl_training.runtime.result import TrainResult
+from rl_training.runtime.training_run import evaluation_seed
+
+
+class ManagedAlgorithm:
+    """An algorithm with its configuration, its trained agent and its run directory.
+
+        agent = DQN("CartPole-v1", seed=1, total_timesteps=50_000)
+        result = agent.learn()
+        action, state = agent.predict(observation)
+
+    The first argument is a TrainConfig, an environment id, `package.module:Class`, a callable that
+    builds an environment, or a built environment; keywords are the configuration's keys.
+    """
+
+    algo_name: ClassVar[str]
+
+    def __init__(self, config_or_env: Any, /, **keys: Any) -> None:
+        if isinstance(config_or_env, TrainConfig):
+            source = config_or_env
+            if source.algo != self.algo_name:
+                raise ConfigError(
+                    f"algo: expected {self.algo_name} for this class, found {source.algo!r}"
+                )
+            loaded = resolve_config(source, arguments=keys)
+        else:
+            source_keys = {"algo": self.algo_name, "env_id": config_or_env}
+            loaded = resolve_config(None, arguments={**source_keys, **keys})
+        self.config = loaded.config
+        self.run_dir: Path | None = None
+        self._checkpoint: Path | None = None
+        self._agent: Agent | None = None
+
+    @classmethod
+    def from_config(cls, name_or_path: str | Path, **keys: Any) -> Self:
+        """From a packaged configuration such as `dqn/cartpole`, or a YAML file."""
+        return cls(resolve_config(name_or_path, arguments=keys).config)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        env: Any = None,
+        *,
+        network: Callable[..., Any] | None = None,
+        best: bool = False,
+    ) -> Self:
+        """From a run directory or checkpoint.
+
+        An environment or network that was given as an object no import path leads to is passed
+        again; a policy predicts without its environment.
+        """
+        checkpoint, config = open_checkpoint(path, best=best, algo=cls.algo_name)
+        if env is not None:
+            config = config.with_changes(env_id=env)
+        if network is not None:
+            config = config.with_changes(algo_kwargs={**config.algo_kwargs, "network": network})
+        managed = cls(config)
+        managed._agent = load_agent(checkpoint, managed.config)
+        managed._checkpoint = checkpoint.path
+        if env is not None:
+            managed._check_env()
+        return managed
+
+    def learn(
+        self, *, callbacks: Sequence[Callback] = (), progress: bool = False
+    ) -> TrainResult:
+        """Train from the beginning to the end of the budget; `progress` shows a bar."""
+        return self._train(self.config, callbacks, progress, resume=None)
+
+    def resume(
+        self,
+        total_timesteps: int | None = None,
+        *,
+        callbacks: Sequence[Callback] = (),
+        progress: bool = False,
+    ) -> TrainResult:
+        """Continue the run this object was loaded from, or has trained.
+
+        `total_timesteps` sets a new absolute budget, which is an extension: schedules are
+        functions of the budget, so the result is not that of an uninterrupted run.
+        """
+        if self._checkpoint is None:
+            raise UsageError("nothing to resume: call learn(), or load() a run, first")
+        if total_timesteps is not None:
+            self.config = self.config.with_changes(total_timesteps=total_timesteps)
+        return self._train(self.config, callbacks, progress, resume=self._checkpoint)
+
+    def evaluate(self, episodes: int = 100, *, seed: int | None = None) -> Evaluation:
+        """Play episodes with the policy as it is, acting greedily.
+
+        Without a seed the episodes are those of the run's own final evaluation.
+        """
+        agent = self._current_agent()
+        evaluator = Evaluator(self._environments().single, agent.adapter)
+        try:
+            return evaluator.evaluate(
+                agent.greedy,
+                agent.algorithm.initial_state,
+                episodes=episodes,
+                seed=evaluation_seed(self.config.seed) if seed is None else seed,
+            )
+        finally:
+            evaluator.close()
+
+    def predict(
+        self,
+        obs: Any,
+        state: PolicyState | None = None,
+        episode_start: Any = None,
+        deterministic: bool = True,
+    ) -> tuple[Any, PolicyState]:
+        """Action and new policy state for one observation, or for a batch of them."""
+        return self._current_agent().predict(obs, state, episode_start, deterministic)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the agent to a directory that must not exist yet.
+
+        After training this is the run's last checkpoint, from which it can be resumed; before
+        training it holds the policy alone.
+        """
+        target = Path(path)
+        if target.exists():
+            raise SaveError(f"{target} exists already; save never overwrites, choose another path")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".saving-") as folder:
+            if self._checkpoint is not None:
+                source = Path(folder) / self._checkpoint.name
+                shutil.copytree(self._checkpoint, source)
+            else:
+                source = self._write_policy(Path(folder))
+            source.rename(target)
+        return target
+
+    def _train(
+        self,
+        config: TrainConfig,
+        callbacks: Sequence[Callback],
+        progress: bool,
+        resume: Path | None,
+    ) -> TrainResult:
+        self._environments()
+        result = train_config(
+            config, callbacks=[*callbacks, *_console(progress)], resume=resume
+        )
+        self.run_dir = result.run_dir
+        checkpoint, _ = open_checkpoint(result.run_dir)
+        self._checkpoint = checkpoint.path
+        self._agent = load_agent(checkpoint, config)
+        return result
+
+    def _environments(self) -> Environments:
+        if is_placeholder(self.config.env_id):
+            raise ConfigError(
+                f"env_id: this run's environment was passed as an object ({self.config.env_id}); "
+                "pass it again: load(path, env=...)"
+            )
+        return Environments(self.config)
+
+    def _current_agent(self) -> Agent:
+        if self._agent is None:
+            spec = get_spec(self.algo_name)
+            hyper = check_hyper_parameters(spec.hyper, self.config.algo_kwargs)
+            self._agent = build_agent(spec, self.config, hyper, self._adapter())
+        return self._agent
+
+    def _adapter(self) -> SpaceAdapter:
+        environments = self._environments()
+        env = environments.single()
+        try:
+            check_spaces(
+                get_spec(self.algo_name),
+                environments.name,
+                env.observation_space,
+                env.action_space,
+            )
+            return SpaceAdapter(environments.name, env.observation_space, env.action_space)
+        finally:
+            env.close()
+
+    def _check_env(self) -> None:
+        """Refuse an environment whose spaces are not the loaded agent's."""
+        agent, adapter = self._current_agent(), self._adapter()
+        agent.check_spaces(adapter.observation, adapter.action)
+
+    def _write_policy(self, folder: Path) -> Path:
+        agent = self._current_agent()
+        info: Mapping[str, Any] = {
+            "algo": self.algo_name,
+            "env_id": agent.adapter.spec.env_id,
+            "updates": 0,
+            "resume_level": "none",
+            "exact": False,
+            "config": self.config.to_plain(),
+        }
+        return write_checkpoint(
+            folder, kind="best", env_steps=0, parts=agent.parts(), info=info
+        )
+
+
+def _console(progress: bool) -> list[Callback]:
+    if not progress:
+        return []
+    from rl_training.runtime.console import ConsoleProgress
+
+    return [ConsoleProgress()]
+
+
+def load_any(path: str | Path, *, best: bool = False) -> ManagedAlgorithm:
+    """The managed object of whatever algorithm a checkpoint was trained with."""
+    checkpoint, _ = open_checkpoint(path, best=best)
+    name = checkpoint.info["algo"]
+    kind = type("Loaded", (ManagedAlgorithm,), {"algo_name": name})
+    return kind.load(checkpoint.path)

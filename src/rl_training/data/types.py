@@ -1,0 +1,92 @@
+"""The plain values that pass between the parts: what a step, a batch and an environment are."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+PolicyState = tuple[Any, ...]
+"""What a policy carries from step to step; a feed-forward policy carries `()`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvSpec:
+    """The shapes and sizes of an environment, as a model needs them; no Gymnasium types.
+
+    `obs_shape` is the shape a model sees, after flattening. `action_kind` is `discrete` (then
+    `num_actions` counts the choices) or `continuous` (then `action_dim` numbers in [-1, 1]).
+    """
+
+    env_id: str
+    obs_shape: tuple[int, ...]
+    obs_dtype: str = "float32"
+    action_kind: str
+    num_actions: int = 0
+    action_dim: int = 0
+
+    @property
+    def obs_dim(self) -> int:
+        """Length of the flattened observation."""
+        return math.prod(self.obs_shape)
+
+    @property
+    def action_shape(self) -> tuple[int, ...]:
+        """Shape of one stored action."""
+        return () if self.action_kind == "discrete" else (self.action_dim,)
+
+    @property
+    def action_dtype(self) -> str:
+        """Type of a stored action."""
+        return "int64" if self.action_kind == "discrete" else "float32"
+
+
+class Moment(NamedTuple):
+    """Where a run stands: what schedules, warm-up and intervals are functions of."""
+
+    env_steps: int
+    horizon: int
+    learning_starts: int = 0
+
+    @property
+    def warming_up(self) -> bool:
+        """Whether the run still collects random experience and does not learn."""
+        return self.env_steps < self.learning_starts
+
+
+class Transitions(NamedTuple):
+    """One vector step as the collector hands it over, a row per environment.
+
+    `next_obs` is the true successor, also at the end of an episode. Rows with `valid` False are
+    autoreset rows, not transitions; nothing in them may be stored. `first` marks rows whose `obs`
+    starts an episode. `state` is the policy state before the step.
+    """
+
+    obs: np.ndarray
+    action: np.ndarray
+    reward: np.ndarray
+    next_obs: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    first: np.ndarray
+    valid: np.ndarray
+    state: PolicyState = ()
+
+
+class Batch(NamedTuple):
+    """Sampled transitions, ready for a loss: `reward + discount * value(next_obs)` is the target.
+
+    `discount` is `gamma**k * (1 - terminated)` with k the number of rewards summed in `reward`.
+    `weight` is one unless the buffer says otherwise. `slots` name the rows, for priorities.
+    """
+
+    obs: Tensor
+    action: Tensor
+    reward: Tensor
+    next_obs: Tensor
+    discount: Tensor
+    weight: Tensor
+    slots: np.ndarray

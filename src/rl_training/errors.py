@@ -1,0 +1,64 @@
+"""The errors a user can meet; each says what was expected, what was found and what to do.
+
+RLTrainingError
+├── UsageError              the call itself makes no sense (exit code 2)
+│   ├── ConfigError         a configuration with mistakes, all of them listed
+│   ├── IncompatibleEnv     an environment the algorithm cannot take
+│   ├── MissingExtra        an optional package is not installed
+│   └── ReplayTooLarge      the replay memory does not fit this machine
+├── EnvError                the environment raised, or broke its own contract
+├── NonFiniteError          NaN or infinity in observations, rewards, losses or weights
+├── CheckpointError         a checkpoint is missing, damaged or belongs to something else
+├── RunError                a run directory cannot be used (locked, unfinished, ...)
+└── SaveError               something could not be written (exit code 3)
+"""
+
+
+class RLTrainingError(Exception):
+    """Base of every error raised on purpose by this package."""
+
+    exit_code = 1
+
+
+class UsageError(RLTrainingError):
+    """The request cannot be carried out as written."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A configuration with at least one mistake; the message lists all of them."""
+
+
+class IncompatibleEnv(UsageError):
+    """The algorithm does not take this environment's spaces."""
+
+
+class MissingExtra(UsageError):
+    """An optional dependency is needed and not installed."""
+
+
+class ReplayTooLarge(UsageError):
+    """The replay memory asked for is larger than what this machine can give."""
+
+
+class EnvError(RLTrainingError):
+    """The environment raised an exception or broke Gymnasium's contract."""
+
+
+class NonFiniteError(RLTrainingError):
+    """A NaN or an infinity was met; training stops at the first one."""
+
+
+class CheckpointError(RLTrainingError):
+    """A checkpoint is missing, damaged, or does not fit what it is loaded into."""
+
+
+class RunError(RLTrainingError):
+    """A run directory cannot be used."""
+
+
+class SaveError(RLTrainingError):
+    """Something could not be written to disk."""
+
+    exit_code = 3

@@ -1,0 +1,214 @@
+"""Checkpoints: directories of plain data that are written atomically and verified before use.
+
+A checkpoint holds `manifest.json` and, for each part (`agent`, `replay`, ...), `PART.json` with
+the structure and `PART.safetensors` with the tensors. There is no pickle on any path. The SHA-256
+sums find accidents; against a forged file protects that the format can only hold data, and that
+every bound is checked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rl_training.errors import CheckpointError, NonFiniteError, UsageError
+from rl_training.experiment.checkpoint_reading import MAX_STRUCTURE_BYTES, Checkpoint
+from rl_training.experiment.files import (
+    Bytes,
+    fsync_directory,
+    make_directory,
+    remove,
+    save_error,
+    sweep,
+    temporary_directory,
+    with_retries,
+    write_new,
+)
+from rl_training.experiment.manifest import (
+    KINDS,
+    MANIFEST_NAME,
+    SUFFIXES,
+    FileEntry,
+    check_part_name,
+    damaged,
+    manifest_bytes,
+)
+from rl_training.experiment.state_tree import StateTree, split
+from rl_training.experiment.tensor_file import file_chunks
+
+__all__ = ["Checkpoint", "find_checkpoint", "prune", "write_checkpoint"]
+
+CHECKPOINTS_DIR_NAME = "checkpoints"
+_DIRECTORY = re.compile(r"(step|best)_([0-9]{12,18})(?:-([0-9]{1,9}))?")
+
+
+class _Part(NamedTuple):
+    structure: bytes
+    tensors: dict[str, Tensor]
+
+    def chunks(self) -> tuple[Sequence[Bytes] | Iterator[Bytes], ...]:
+        return [self.structure], file_chunks(self.tensors)
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.structure) + sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+def write_checkpoint(
+    checkpoints_dir: Path,
+    *,
+    kind: Literal["step", "best"],
+    env_steps: int,
+    parts: Mapping[str, StateTree],
+    info: Mapping[str, Any],
+) -> Path:
+    """Write a checkpoint atomically and durably; gives its directory, `KIND_000000050000`.
+
+    One of the same kind and step is replaced; at every moment one of the two is there, whole.
+    The part `agent` must be finite (NonFiniteError); trouble with the disk is a SaveError.
+    """
+    if kind not in KINDS or type(env_steps) is not int or not 0 <= env_steps < 10**18:
+        raise UsageError(f"expected a kind of {KINDS} and a step count, found {kind}, {env_steps}")
+    encoded = {part: _encode_part(part, tree) for part, tree in parts.items()}
+    if "agent" in encoded:
+        _check_finite("agent", encoded["agent"].tensors, env_steps)
+    target = checkpoints_dir / f"{kind}_{env_steps:012d}"
+
+    def commit() -> Path:
+        make_directory(checkpoints_dir)
+        sweep(checkpoints_dir)
+        with temporary_directory(checkpoints_dir) as folder:
+            files = _write_parts(folder, encoded)
+            write_new(folder / MANIFEST_NAME, [manifest_bytes(kind, env_steps, info, files)])
+            fsync_directory(folder)
+            return _install(folder, target)
+
+    try:
+        return with_retries(commit)
+    except OSError as error:
+        needed = sum(part.nbytes for part in encoded.values())
+        raise save_error(target, error, needed=needed) from error
+
+
+def find_checkpoint(
+    path: Path, *, best: bool = False, parts: Collection[str] | None = None
+) -> Checkpoint:
+    """The newest checkpoint that verifies in a run or its checkpoints directory, or `path` itself.
+
+    Damaged ones are passed over and named in `skipped`; if none is left, CheckpointError lists
+    them all. With `parts` only those are hashed, which spares reading a large replay memory.
+    """
+    kind = KINDS[best]
+    if (path / MANIFEST_NAME).exists() or _DIRECTORY.fullmatch(path.name):
+        candidates = [path]
+    else:
+        inner = path / CHECKPOINTS_DIR_NAME
+        folder = inner if inner.is_dir() else path
+        candidates = [folder / name for name in reversed(_list(folder, kind))]
+    skipped: list[str] = []
+    for candidate in candidates:
+        try:
+            if candidate.is_symlink() and candidate != path:
+                raise damaged(candidate, "a symbolic link, not a checkpoint")
+            checkpoint = Checkpoint.open(candidate)
+            checkpoint.verify(parts)
+        except CheckpointError as error:
+            skipped.append(str(error))
+            continue
+        if best and checkpoint.kind != "best":
+            raise CheckpointError(f"{path} is not a best checkpoint: give the run directory")
+        return replace(checkpoint, skipped=tuple(skipped))
+    if skipped:
+        raise CheckpointError("\n".join([f"no usable checkpoint in {path}:", *skipped]))
+    hint = "the run has not been evaluated yet; leave out --best" if best else "check the path"
+    raise CheckpointError(f"{path} holds no {kind}_* checkpoint: {hint}.")
+
+
+def prune(checkpoints_dir: Path, *, keep: int) -> None:
+    """Delete all but the newest `keep` step checkpoints and the newest best one."""
+    if keep < 1:
+        raise UsageError(f"expected to keep at least 1 checkpoint, found keep={keep}")
+    surplus = _list(checkpoints_dir, "step")[:-keep] + _list(checkpoints_dir, "best")[:-1]
+    for name in surplus:
+        try:
+            remove(checkpoints_dir / name)
+        except OSError as error:
+            raise save_error(checkpoints_dir / name, error) from error
+
+
+def _encode_part(part: str, tree: StateTree) -> _Part:
+    check_part_name(part)
+    structure, tensors = split(tree)
+    data = json.dumps(structure, separators=(",", ":"), allow_nan=False).encode()
+    if len(data) > MAX_STRUCTURE_BYTES:
+        raise UsageError(
+            f"the part {part!r} needs {len(data)} bytes of JSON, at most {MAX_STRUCTURE_BYTES} are "
+            "allowed: keep its numbers in arrays instead of lists"
+        )
+    return _Part(data, tensors)
+
+
+def _check_finite(part: str, tensors: Mapping[str, Tensor], env_steps: int) -> None:
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            count = int((~torch.isfinite(tensor)).sum())
+            raise NonFiniteError(
+                f"expected finite weights, found {count} of {tensor.numel()} values of "
+                f"{part}{name} NaN or infinite at env step {env_steps}. The checkpoint was not "
+                "written; resume from an earlier one, with a smaller learning rate."
+            )
+
+
+def _write_parts(folder: Path, parts: Mapping[str, _Part]) -> dict[str, FileEntry]:
+    return {
+        part + suffix: FileEntry(*write_new(folder / (part + suffix), chunks))
+        for part, content in parts.items()
+        for suffix, chunks in zip(SUFFIXES, content.chunks(), strict=True)
+    }
+
+
+def _install(folder: Path, target: Path) -> Path:
+    """Give the finished directory its name; older ones of that name go only after it stands.
+
+    A directory cannot be renamed over a full one, so a successor first stands beside it as
+    `NAME-2`, which counts as the newer of the two, and takes the plain name in the end.
+    """
+    kind, age = target.name.partition("_")[0], _age(target.name)
+    older = [name for name in _list(target.parent, kind) if _age(name)[0] == age[0]]
+    if not older:
+        os.rename(folder, target)
+        fsync_directory(target.parent)
+        return target
+    successor = target.with_name(f"{target.name}-{_age(older[-1])[1] + 1}")
+    os.rename(folder, successor)
+    fsync_directory(target.parent)
+    for name in older:
+        remove(target.parent / name)
+    os.rename(successor, target)
+    fsync_directory(target.parent)
+    return target
+
+
+def _list(folder: Path, kind: str) -> list[str]:
+    """The names of the checkpoints of one kind, oldest first."""
+    try:
+        names = os.listdir(folder)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"expected a run or a checkpoint at {folder}, found none ({error}). Check the path."
+        ) from error
+    return sorted((n for n in names if _DIRECTORY.fullmatch(n) and n.startswith(kind)), key=_age)
+
+
+def _age(name: str) -> tuple[int, int]:
+    found = _DIRECTORY.fullmatch(name)
+    assert found is not None
+    return int(found[2]), int(found[3] or 1)

@@ -1,0 +1,258 @@
+"""The typed configuration of a run: what to train, on what, for how long, and how it learns."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from typing_extensions import Self
+
+from rl_training.errors import ConfigError
+from rl_training.experiment.config_base import ConfigModel, is_placeholder
+from rl_training.experiment.config_mistakes import (
+    ConfigMistakes,
+    Mistake,
+    check,
+    listed,
+    mistakes_in,
+)
+from rl_training.experiment.config_schedule import (
+    LearningRate,
+    Probability,
+    Schedule,
+    Scheduled,
+    bounded_schedule,
+    scheduled_value,
+)
+from rl_training.experiment.config_words import Expects, KeyPath, legal_paths, shown
+
+__all__ = [
+    "DEFAULT_BUFFER_SIZE",
+    "GIVEN_TWICE",
+    "LIFTED_KEYS",
+    "ConfigMistakes",
+    "ConfigModel",
+    "HyperParameters",
+    "LearningRate",
+    "OffPolicyHyperParameters",
+    "Probability",
+    "Schedule",
+    "Scheduled",
+    "TrainConfig",
+    "bounded_schedule",
+    "check",
+    "check_hyper_parameters",
+    "config_paths",
+    "is_placeholder",
+    "lift_keys",
+    "parse_memory",
+    "scheduled_value",
+]
+
+MOST_STEPS = 10**12
+DEFAULT_BUFFER_SIZE = 100_000
+"""Transitions kept when neither `buffer_size` nor `replay_memory` is given."""
+
+LIFTED_KEYS = ("learning_starts", "target_update_interval")
+"""Keys of `algo_kwargs` that may also stand at the top level."""
+
+GIVEN_TWICE = "given here and in algo_kwargs; keep one of them"
+
+_IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_ENV_SOURCES = "an environment's id, package.module:Class, a callable or an environment"
+_MEMORY = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]?)(I?)B", re.IGNORECASE)
+
+
+def parse_memory(text: str) -> int:
+    """The bytes in a size such as `2GiB` (powers of 1024) or `500MB` (powers of 1000)."""
+    match = _MEMORY.fullmatch(text.strip())
+    size = 0
+    if match is not None and (match[2] or not match[3]):
+        power = " KMGT".index(match[2].upper() or " ")
+        size = int(Decimal(match[1]) * (1024 if match[3] else 1000) ** power)
+    if not 1 <= size <= 2**60:
+        raise ConfigError(f"expected a size such as 2GiB or 500MB, found {shown(text)}")
+    return size
+
+
+def _is_memory(text: str | None) -> str | None:
+    try:
+        if text is not None:
+            parse_memory(text)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    return text
+
+
+def _is_import_path(value: Any) -> Any:
+    # A marker from a saved run is taken too; whoever builds the network asks for the real thing.
+    if isinstance(value, str) and not is_placeholder(value):
+        found = f"expected package.module:function or a callable, found {shown(value)}"
+        check(_IMPORT_PATH.fullmatch(value) is not None, found)
+    return value
+
+
+def _is_env_source(value: Any) -> Any:
+    if isinstance(value, str):
+        fine = value.isprintable() and value == value.strip() and 0 < len(value) <= 500
+    else:
+        fine = callable(value) or (hasattr(value, "step") and hasattr(value, "reset"))
+    check(fine, f"expected {_ENV_SOURCES}, found {shown(value)}")
+    return value
+
+
+def _is_wrapper(value: str | dict[str, dict[str, Any]]) -> str | dict[str, dict[str, Any]]:
+    check(
+        isinstance(value, str) or len(value) == 1, f"expected one name per item, found {len(value)}"
+    )
+    name = value if isinstance(value, str) else next(iter(value))
+    check(bool(name.strip()), "expected the name of a wrapper, found nothing")
+    return value
+
+
+def _path_text(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+Network = Annotated[
+    str | Callable[..., Any] | None,
+    AfterValidator(_is_import_path),
+    Expects("package.module:function, a callable (env_spec, hyper_parameters) -> Module, or null"),
+]
+EnvSource = Annotated[Any, AfterValidator(_is_env_source), Expects(_ENV_SOURCES)]
+Wrapper = Annotated[
+    str | dict[str, dict[str, Any]],
+    AfterValidator(_is_wrapper),
+    Expects("a wrapper's name, or one name with its arguments such as {Name: {key: value}}"),
+]
+Steps = Annotated[int, Field(ge=1, le=MOST_STEPS)]
+Interval = Annotated[int, Field(ge=0, le=MOST_STEPS)]
+Episodes = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class HyperParameters(ConfigModel):
+    """What every algorithm has; the base of each algorithm's own model."""
+
+    learning_rate: LearningRate = 1e-3
+    gamma: float = Field(0.99, ge=0, le=1, description="discount of rewards per step")
+    network: Network = Field(None, description="the user's own network in place of the default")
+    hidden_sizes: tuple[Annotated[int, Field(ge=1, le=65_536)], ...] = Field(
+        (256, 256), max_length=16, description="width of each hidden layer"
+    )
+
+
+class OffPolicyHyperParameters(HyperParameters):
+    """What every algorithm that learns from replay has."""
+
+    batch_size: int = Field(64, ge=1, le=1_000_000)
+    buffer_size: int | None = Field(
+        None, ge=1, le=10**10, description="transitions; 100000 unless replay_memory is given"
+    )
+    replay_memory: Annotated[
+        str | None, AfterValidator(_is_memory), Expects("a size such as 2GiB or 500MB, or null")
+    ] = Field(None, description="size of the replay buffer in bytes, in place of buffer_size")
+    replay_ratio: float = Field(
+        1.0, gt=0, le=1000, description="gradient steps per environment transition"
+    )
+    learning_starts: Interval = Field(
+        1_000, description="environment transitions of random play before the first update"
+    )
+
+    @model_validator(mode="after")
+    def _one_size_of_buffer(self) -> Self:
+        both = self.buffer_size is not None and self.replay_memory is not None
+        check(not both, "give buffer_size or replay_memory, not both")
+        return self
+
+
+class TrainConfig(ConfigModel):
+    """One training run; `algo_kwargs` is checked against the algorithm's own model by the loader.
+
+    Totals and intervals count environment transitions. Mistakes raise one `ConfigError` that lists
+    them all.
+    """
+
+    algo: Annotated[str, Expects("the name of an algorithm")] = Field(max_length=100, min_length=1)
+    env_id: EnvSource = Field(description="an id, package.module:Class, a callable, or an env")
+    seed: int = Field(0, ge=0, le=2**31 - 1)
+    device: Annotated[str, Expects("auto, cpu, cuda, cuda:N or mps")] = Field(
+        "auto", pattern=r"^(auto|cpu|mps|cuda(:[0-9]{1,3})?)$"
+    )
+    output_dir: Annotated[str, BeforeValidator(_path_text), Expects("the path of a directory")] = (
+        Field("runs", pattern=r"^[^\x00-\x1f]*[^\x00-\x20][^\x00-\x1f]*$", max_length=4096)
+    )
+    run_name: Annotated[
+        str | None,
+        Expects(
+            "up to 100 letters, digits, '.', '_' or '-', not starting with '.' or '-', or null"
+        ),
+    ] = Field(None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$")
+    num_envs: int = Field(1, ge=1, le=4096, description="environments stepped together")
+    vectorization: Literal["sync", "async"] = Field(
+        "sync", description="async runs each environment in a process of its own"
+    )
+    total_timesteps: Steps = 50_000
+    eval_interval: Interval = Field(10_000, description="0 evaluates only at the end")
+    eval_episodes: Episodes = 10
+    final_eval_episodes: Episodes = 100
+    checkpoint_interval: Interval = Field(
+        50_000, description="0 saves only at the end or when interrupted"
+    )
+    keep_checkpoints: int = Field(2, ge=1, le=1000, description="newest ones; the best stays too")
+    log_interval: Steps = 1_000
+    threads: Literal["auto"] | Annotated[int, Field(ge=1, le=1024)] = Field(
+        "auto", description="CPU threads of the tensor library"
+    )
+    env_kwargs: dict[str, Any] = Field(default_factory=dict)
+    wrappers: tuple[Wrapper, ...] = ()
+    algo_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    def __init__(self, /, **values: Any) -> None:
+        values, mistakes = lift_keys(values)
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            mistakes += mistakes_in(error, type(self), values)
+        if mistakes:
+            raise listed(mistakes, config_paths(OffPolicyHyperParameters))
+
+    def with_changes(self, **changes: Any) -> TrainConfig:
+        """A copy with the given fields replaced; a lifted key changes only its own value."""
+        lifted = {key: changes.pop(key) for key in LIFTED_KEYS if key in changes}
+        values = {name: getattr(self, name) for name in self.model_fields_set} | changes
+        if lifted:
+            values["algo_kwargs"] = {**values.get("algo_kwargs", {}), **lifted}
+        return TrainConfig(**values)
+
+
+def lift_keys(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Mistake]]:
+    """The values with the lifted keys inside `algo_kwargs`, and the keys given in both places."""
+    lifted = {key: values[key] for key in LIFTED_KEYS if key in values}
+    top = {key: value for key, value in values.items() if key not in lifted}
+    inner = top.get("algo_kwargs", {})
+    if not lifted or not isinstance(inner, Mapping):
+        return top, []
+    mistakes = [Mistake((key,), GIVEN_TWICE) for key in lifted if key in inner]
+    top["algo_kwargs"] = {**lifted, **inner}
+    return top, mistakes
+
+
+def config_paths(model: type[HyperParameters]) -> list[KeyPath]:
+    """Every legal key path of a configuration whose `algo_kwargs` are of the given model."""
+    return [*legal_paths(TrainConfig), *legal_paths(model, ("algo_kwargs",))]
+
+
+_Model = TypeVar("_Model", bound=HyperParameters)
+
+
+def check_hyper_parameters(model: type[_Model], values: Mapping[str, Any]) -> _Model:
+    """The `algo_kwargs` as the algorithm's model, or a `ConfigError` with every mistake."""
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        mistakes = mistakes_in(error, model, values, ("algo_kwargs",))
+    raise listed(mistakes, config_paths(model))

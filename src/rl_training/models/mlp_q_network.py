@@ -1,0 +1,39 @@
+"""A multi-layer perceptron that gives one Q-value per action."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from rl_training.data.types import EnvSpec
+from rl_training.experiment.config import HyperParameters
+from rl_training.models.blocks import mlp
+
+
+class MLPQNetwork(nn.Module):
+    """Q-values of a vector observation; ReLU layers with PyTorch's default initialisation.
+
+    That initialisation draws weights and biases uniformly within 1/sqrt(fan_in), the bound of
+    the original DQN.
+    """
+
+    def __init__(
+        self, obs_dim: int, action_dim: int, hidden_sizes: Sequence[int] = (256, 256)
+    ) -> None:
+        super().__init__()
+        self.layers = mlp((obs_dim, *hidden_sizes, action_dim))
+
+    @classmethod
+    def build(cls, spec: EnvSpec, hyper: HyperParameters) -> MLPQNetwork:
+        """The network for an environment, as the hyper-parameters size it."""
+        return cls(spec.obs_dim, spec.num_actions, hyper.hidden_sizes)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Q-values (batch, action_dim) of observations (batch, obs_dim)."""
+        values: Tensor = self.layers(obs)
+        return values
+
+    def act(self, obs: Tensor) -> Tensor:
+        """The greedy action of each row."""
+        return self(obs).argmax(-1)

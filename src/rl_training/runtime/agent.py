@@ -1,0 +1,150 @@
+"""An agent: an algorithm with the spaces it was built for, ready to act."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import nn
+
+from rl_training.algorithms.base import Acting, Algorithm
+from rl_training.data.types import Moment, PolicyState
+from rl_training.envs.imports import import_object
+from rl_training.envs.spaces import SpaceAdapter, space_from_plain, space_to_plain
+from rl_training.errors import CheckpointError, ConfigError
+from rl_training.experiment.checkpointing import Checkpoint
+from rl_training.experiment.config import HyperParameters, TrainConfig
+from rl_training.runtime.seeding import derive_seed
+from rl_training.runtime.spec import AlgorithmSpec
+
+
+class Agent:
+    """A policy on an environment's own observations and actions."""
+
+    def __init__(self, spec: AlgorithmSpec, adapter: SpaceAdapter, algorithm: Algorithm) -> None:
+        self.spec = spec
+        self.adapter = adapter
+        self.algorithm = algorithm
+        self.moment = Moment(0, 1)  # where its training stands; sets the exploration of `predict`
+
+    def set_progress(self, env_steps: int, horizon: int) -> None:
+        """Say where the agent's training stands."""
+        self.moment = Moment(env_steps, horizon)
+
+    def greedy(self, obs: np.ndarray, state: PolicyState, first: np.ndarray) -> Acting:
+        """Deterministic actions for encoded observations."""
+        return self.algorithm.act(obs, state, first, self.moment, explore=False)
+
+    def predict(
+        self,
+        obs: Any,
+        state: PolicyState | None = None,
+        episode_start: Any = None,
+        deterministic: bool = True,
+    ) -> tuple[Any, PolicyState]:
+        """Action and new policy state for one observation or a batch of them.
+
+        `state` None, and rows where `episode_start` is true, begin a new episode.
+        """
+        single = not self.adapter.is_batch(obs)
+        encoded = self.adapter.encode([obs] if single else obs)
+        if not np.isfinite(encoded).all():
+            raise ConfigError("observation: expected finite numbers, found NaN or infinity")
+        first = self._episode_starts(state, episode_start, len(encoded))
+        if state is None:
+            state = self.algorithm.initial_state(len(encoded))
+        acting = self.algorithm.act(
+            encoded, state, first, self.moment, explore=not deterministic
+        )
+        action = self.adapter.decode(acting.action)
+        return (action[0] if single else action), acting.state
+
+    @staticmethod
+    def _episode_starts(state: PolicyState | None, given: Any, rows: int) -> np.ndarray:
+        if given is None:
+            return np.full(rows, state is None)
+        flags = np.broadcast_to(np.asarray(given, np.bool_), rows)
+        return flags | (state is None)
+
+    def check_spaces(self, observation: gym.Space[Any], action: gym.Space[Any]) -> None:
+        """Refuse to be used with spaces that are not this agent's."""
+        for name, other, mine in (
+            ("observation", observation, self.adapter.observation),
+            ("action", action, self.adapter.action),
+        ):
+            if other != mine:
+                raise CheckpointError(
+                    f"the {name} spaces differ: the agent's is {mine}, the other is {other}; a "
+                    "checkpoint goes with the environment it was trained on"
+                )
+
+    def parts(self) -> dict[str, Any]:
+        """The parts of a checkpoint that acting needs: the algorithm and its spaces."""
+        spaces = {
+            "observation": space_to_plain(self.adapter.observation),
+            "action": space_to_plain(self.adapter.action),
+        }
+        return {"agent": self.algorithm.state_dict(), "spaces": spaces}
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Take over a checkpoint's algorithm; its spaces must be this agent's."""
+        self.check_spaces(*_saved_spaces(checkpoint))
+        try:
+            self.algorithm.load_state_dict(checkpoint.read("agent"))
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise CheckpointError(
+                f"the checkpoint does not fit this {self.spec.name} agent: {error}. Load it with "
+                "the network and hyper-parameters it was trained with."
+            ) from error
+
+
+def build_agent(
+    spec: AlgorithmSpec, config: TrainConfig, hyper: HyperParameters, adapter: SpaceAdapter
+) -> Agent:
+    """A new agent, initialised from the configuration's seed."""
+    device = resolve_device(config.device)
+    with torch.random.fork_rng():
+        torch.manual_seed(derive_seed(config.seed, "model"))
+        model = _network(spec, hyper)(adapter.spec, hyper)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            "algo_kwargs.network: expected a callable (env_spec, hyper_parameters) that gives a "
+            f"torch.nn.Module, found one that gives {type(model).__name__}"
+        )
+    algorithm = spec.algorithm(
+        model, hyper, adapter.spec, seed=derive_seed(config.seed, "algorithm"), device=device
+    )
+    return Agent(spec, adapter, algorithm)
+
+
+def saved_adapter(checkpoint: Checkpoint) -> SpaceAdapter:
+    """The spaces a checkpointed agent was built for."""
+    return SpaceAdapter(checkpoint.info["env_id"], *_saved_spaces(checkpoint))
+
+
+def _saved_spaces(checkpoint: Checkpoint) -> tuple[gym.Space[Any], gym.Space[Any]]:
+    saved = checkpoint.read("spaces")
+    return space_from_plain(saved["observation"]), space_from_plain(saved["action"])
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device a configuration names; `auto` takes CUDA where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device: {name} was asked for, and this PyTorch sees no CUDA device")
+    if name == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError("device: mps was asked for, and this PyTorch has no MPS device")
+    return torch.device(name)
+
+
+def _network(spec: AlgorithmSpec, hyper: HyperParameters) -> Callable[..., nn.Module]:
+    if hyper.network is None:
+        return spec.model
+    network = import_object(hyper.network) if isinstance(hyper.network, str) else hyper.network
+    return cast("Callable[..., nn.Module]", network)
+
+

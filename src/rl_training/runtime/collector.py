@@ -1,0 +1,179 @@
+"""Collection of experience: the only code that knows autoreset modes, truncation and policy state.
+
+Whatever a vector environment does when an episode ends, what leaves here are true transitions:
+the successor is the last observation of the episode, and a row that only resets is not valid.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from rl_training.algorithms.base import Acting
+from rl_training.data.types import PolicyState, Transitions
+from rl_training.envs.snapshots import load_vector_state, save_vector_state
+from rl_training.envs.spaces import SpaceAdapter
+from rl_training.errors import EnvError, NonFiniteError
+
+
+class Act(Protocol):
+    """Chooses actions for a vector step."""
+
+    def __call__(self, obs: np.ndarray, state: PolicyState, first: np.ndarray, /) -> Acting:
+        """An action per row, and the policy state after it."""
+
+
+class Episode(NamedTuple):
+    """A finished episode: its undiscounted return and its length."""
+
+    episode_return: float
+    length: int
+
+
+class Collector:
+    """Steps a vector environment and hands over true transitions."""
+
+    def __init__(self, envs: VectorEnv[Any, Any, Any], adapter: SpaceAdapter) -> None:
+        self.envs = envs
+        self.adapter = adapter
+        self.num_envs = envs.num_envs
+        self.mode = AutoresetMode(envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+        self.steps = 0
+        self.episodes: deque[Episode] = deque(maxlen=100)
+        self.episodes_finished = 0
+        self._no_rows = np.zeros(self.num_envs, np.bool_)
+        self._all_rows = np.ones(self.num_envs, np.bool_)
+
+    def reset(self, seeds: list[int], state: PolicyState) -> None:
+        """Start new episodes everywhere, each environment with its own seed."""
+        try:
+            obs, _ = self.envs.reset(seed=seeds)
+        except Exception as error:
+            raise self._env_error("reset", error) from error
+        self._obs = self._checked(self.adapter.encode(obs), self._all_rows)
+        self._first = self._all_rows.copy()
+        self._resetting = self._no_rows.copy()  # NEXT_STEP: the coming step only resets these
+        self._state = state
+        self._returns = np.zeros(self.num_envs)
+        self._lengths = np.zeros(self.num_envs, np.int64)
+
+    def step(self, act: Act) -> Transitions:
+        """Act once in every environment."""
+        obs, first, state = self._obs, self._first, self._state
+        acting = act(obs, state, first)
+        try:
+            raw, reward, terminated, truncated, info = self.envs.step(
+                self.adapter.decode(acting.action)
+            )
+        except Exception as error:
+            raise self._env_error("step", error) from error
+        valid = ~self._resetting if self.mode is AutoresetMode.NEXT_STEP else self._all_rows
+        done = (terminated | truncated) & valid
+        following, upcoming = self._successors(self.adapter.encode(raw), done, info)
+        step = Transitions(
+            obs=obs,
+            action=acting.action,
+            reward=self._checked_reward(np.asarray(reward, np.float32), valid),
+            next_obs=self._checked(following, valid),
+            terminated=terminated,
+            truncated=truncated,
+            first=first,
+            valid=valid,
+            state=state,
+        )
+        self._obs, self._state = upcoming, acting.state
+        if self.mode is AutoresetMode.NEXT_STEP:
+            self._first, self._resetting = self._resetting, done
+        else:
+            self._first = done
+        self._count(step, done)
+        return step
+
+    def _successors(
+        self, obs: np.ndarray, done: np.ndarray, info: dict[str, Any]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The true successors, and the observations the next step starts from."""
+        if self.mode is AutoresetMode.NEXT_STEP or not done.any():
+            return obs, obs
+        if self.mode is AutoresetMode.SAME_STEP:
+            final = obs.copy()
+            for row in np.flatnonzero(done):
+                final[row] = self.adapter.encode([info["final_obs"][row]])[0]
+            return final, obs
+        try:
+            restarted, _ = self.envs.reset(options={"reset_mask": done})
+        except Exception as error:
+            raise self._env_error("reset", error) from error
+        return obs, self._checked(self.adapter.encode(restarted), done)
+
+    def _count(self, step: Transitions, done: np.ndarray) -> None:
+        self.steps += 1
+        self._returns += np.where(step.valid, step.reward, 0.0)
+        self._lengths += step.valid
+        if not done.any():
+            return
+        for row in np.flatnonzero(done):
+            self.episodes.append(Episode(float(self._returns[row]), int(self._lengths[row])))
+        self.episodes_finished += int(np.count_nonzero(done))
+        self._returns[done] = 0.0
+        self._lengths[done] = 0
+
+    def _checked(self, obs: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        if not np.isfinite(obs).all():
+            finite = np.isfinite(obs.reshape(len(obs), -1)).all(1)
+            self._refuse("observation", ~finite & rows)
+        return obs
+
+    def _checked_reward(self, reward: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        if not np.isfinite(reward).all():
+            self._refuse("reward", ~np.isfinite(reward) & rows)
+        return reward
+
+    def _refuse(self, what: str, bad: np.ndarray) -> None:
+        if bad.any():
+            raise NonFiniteError(
+                f"{self.adapter.spec.env_id} gave a non-finite {what} in environment "
+                f"{int(np.flatnonzero(bad)[0])} at vector step {self.steps + 1}. Training stopped "
+                "before it was stored; the last checkpoint is intact. Mend the environment, or "
+                "wrap it so that it gives finite numbers."
+            )
+
+    def _env_error(self, call: str, error: Exception) -> EnvError:
+        return EnvError(
+            f"{self.adapter.spec.env_id} raised {type(error).__name__} in {call} at vector step "
+            f"{self.steps + 1}: {error}"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where every environment, episode and policy state stands; environments only if exact."""
+        return {
+            "obs": self._obs,
+            "first": self._first,
+            "resetting": self._resetting,
+            "state": self._state,
+            "returns": self._returns,
+            "lengths": self._lengths,
+            "episodes": [list(episode) for episode in self.episodes],
+            "episodes_finished": self.episodes_finished,
+            "steps": self.steps,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` saved."""
+        self._obs, self._first = state["obs"], state["first"]
+        self._resetting, self._state = state["resetting"], state["state"]
+        self._returns, self._lengths = state["returns"], state["lengths"]
+        self.episodes.clear()
+        self.episodes.extend(Episode(*episode) for episode in state["episodes"])
+        self.episodes_finished, self.steps = state["episodes_finished"], state["steps"]
+
+    def save_envs(self) -> Any:
+        """The state of the environments themselves, where it can be saved."""
+        return save_vector_state(self.envs)
+
+    def load_envs(self, state: Any) -> None:
+        """Restore the environments."""
+        load_vector_state(self.envs, state)

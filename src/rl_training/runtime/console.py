@@ -1,0 +1,118 @@
+"""Progress on the console: a live bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from rl_training.data.memory import format_bytes
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.evaluator import Evaluation
+from rl_training.runtime.result import TrainResult
+
+if TYPE_CHECKING:
+    from rl_training.runtime.training_run import TrainingRun
+
+REFRESH_SECONDS = 0.2
+PLAIN_LINES = 10  # lines over a whole run where there is no terminal
+
+
+class ConsoleProgress(Callback):
+    """Shows steps, speed, time left, and the last and best evaluation return."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True)
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+        self._next_refresh = 0.0
+        self._next_line = 0.0
+
+    def on_start(self, run: TrainingRun) -> None:
+        """Say what the run is, what it takes and how it can be resumed."""
+        say = self._say
+        config = run.config
+        say(f"{config.algo} on {run.agent.adapter.spec.env_id}, seed {config.seed}")
+        say(f"run directory: {run.directory}")
+        say(f"replay memory: {format_bytes(run.buffer.nbytes)} in host memory")
+        reason = "" if run.level == "exact" else f" ({run.level_reason})"
+        say(f"resume level: {run.level}{reason}")
+        if run.env_steps:
+            say(f"resumed at step {run.env_steps:,}")
+        self._next_line = run.env_steps + run.progress.horizon / PLAIN_LINES
+        if self.console.is_terminal:
+            self._bar = Progress(
+                BarColumn(bar_width=None),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[speed]:,.0f} steps/s"),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[returns]}"),
+                console=self.console,
+            )
+            self._task = self._bar.add_task(
+                "", total=run.progress.horizon, completed=run.env_steps, **self._fields(run)
+            )
+            self._bar.start()
+
+    def on_step(self, run: TrainingRun) -> None:
+        """Refresh a few times a second, or print a line now and then."""
+        if self._bar is not None:
+            now = time.monotonic()
+            if now >= self._next_refresh:
+                self._next_refresh = now + REFRESH_SECONDS
+                self._bar.update(self._task, completed=run.env_steps, **self._fields(run))
+        elif run.env_steps >= self._next_line:
+            self._next_line = run.env_steps + run.progress.horizon / PLAIN_LINES
+            fields = self._fields(run)
+            left = (run.progress.horizon - run.env_steps) / max(fields["speed"], 1e-9)
+            self._say(
+                f"step {run.env_steps:,} of {run.progress.horizon:,}, "
+                f"{fields['speed']:,.0f} steps/s, {left:,.0f} s left, {fields['returns']}"
+            )
+
+    def on_evaluation(self, run: TrainingRun, evaluation: Evaluation) -> None:
+        """Show the new result at once."""
+        self._next_refresh = 0.0
+        if self._bar is None:
+            self._say(
+                f"step {run.env_steps:,}: evaluation return {evaluation.mean:.1f} "
+                f"± {evaluation.std:.1f} over {len(evaluation.returns)} episodes"
+            )
+
+    def on_checkpoint(self, run: TrainingRun, path: Path) -> None:
+        """A saved checkpoint is worth a line only when a signal asked for it."""
+        if run.interrupts.received:
+            self._say(f"saved {path}")
+
+    def on_end(self, run: TrainingRun, result: TrainResult) -> None:
+        """Leave the bar as it stands."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=result.global_step, **self._fields(run))
+            self._bar.stop()
+            self._bar = None
+
+    def close(self) -> None:
+        """Give the terminal back, also after an error."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _fields(self, run: TrainingRun) -> dict[str, Any]:
+        last, best = run.last_evaluation, run.best_return
+        returns = "no evaluation yet" if last is None else f"return {last.mean:.1f}"
+        if best is not None:
+            returns += f", best {best:.1f}"
+        return {"speed": run.steps_per_second, "returns": returns}
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)

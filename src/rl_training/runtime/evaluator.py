@@ -1,0 +1,114 @@
+"""Evaluation: the policy as it is, on environments of its own, seeded per episode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from rl_training.data.types import PolicyState
+from rl_training.envs.spaces import SpaceAdapter
+from rl_training.errors import EnvError
+from rl_training.runtime.collector import Act
+from rl_training.runtime.seeding import derive_seed
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Undiscounted returns and lengths of evaluation episodes, in order of the episodes' numbers."""
+
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]
+    seed: int
+
+    @property
+    def mean(self) -> float:
+        """Mean return."""
+        return float(np.mean(self.returns))
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the returns over episodes."""
+        return float(np.std(self.returns))
+
+
+class EvaluationStopped(Exception):
+    """The run was asked to stop during an evaluation; its result is dropped."""
+
+
+class Evaluator:
+    """Plays episodes in a few environments side by side.
+
+    Episode k is reset with a seed derived from the evaluation seed and k, so its course does not
+    depend on which environment plays it or when. Nothing of the training is touched.
+    """
+
+    def __init__(
+        self, make_env: Callable[[], gym.Env[Any, Any]], adapter: SpaceAdapter, *, parallel: int = 10
+    ) -> None:
+        self._make_env = make_env
+        self._adapter = adapter
+        self._parallel = parallel
+        self._envs: list[gym.Env[Any, Any]] = []
+
+    def evaluate(
+        self,
+        act: Act,
+        initial_state: Callable[[int], PolicyState],
+        *,
+        episodes: int,
+        seed: int,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> Evaluation:
+        """Play `episodes` episodes to their ends."""
+        rows = min(self._parallel, episodes)
+        while len(self._envs) < rows:
+            self._envs.append(self._make_env())
+        returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
+        playing = np.arange(rows)  # which episode each row plays; past the end: none
+        obs = np.concatenate([self._reset(row, seed, row) for row in range(rows)])
+        first, state, started = np.ones(rows, np.bool_), initial_state(rows), rows
+        while (playing < episodes).any():
+            if stopped():
+                raise EvaluationStopped
+            acting = act(obs, state, first)
+            actions, state = self._adapter.decode(acting.action), acting.state
+            first = np.zeros(rows, np.bool_)
+            for row in np.flatnonzero(playing < episodes):
+                obs[row], reward, done = self._step(row, actions[row])
+                returns[playing[row]] += reward
+                lengths[playing[row]] += 1
+                if done:
+                    playing[row], started = started, started + 1
+                    first[row] = True
+                    if playing[row] < episodes:
+                        obs[row] = self._reset(row, seed, playing[row])[0]
+        return Evaluation(tuple(returns.tolist()), tuple(lengths.tolist()), seed)
+
+    def close(self) -> None:
+        """Close the environments."""
+        while self._envs:
+            self._envs.pop().close()
+
+    def _reset(self, row: int, seed: int, episode: int) -> np.ndarray:
+        try:
+            obs, _ = self._envs[row].reset(seed=derive_seed(seed, "episode", int(episode)))
+        except Exception as error:
+            raise self._error("reset", error) from error
+        return self._adapter.encode([obs])
+
+    def _step(self, row: int, action: Any) -> tuple[np.ndarray, float, bool]:
+        try:
+            obs, reward, terminated, truncated, _ = self._envs[row].step(action)
+        except Exception as error:
+            raise self._error("step", error) from error
+        return self._adapter.encode([obs])[0], float(reward), bool(terminated or truncated)
+
+    def _error(self, call: str, error: Exception) -> EnvError:
+        return EnvError(
+            f"{self._adapter.spec.env_id} raised {type(error).__name__} in {call} during an "
+            f"evaluation: {error}"
+        )

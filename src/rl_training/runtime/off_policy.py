@@ -1,0 +1,27 @@
+"""The loop of every algorithm that learns from a replay buffer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from rl_training.runtime.training_run import TrainingRun
+
+
+def run_off_policy(run: TrainingRun) -> None:
+    """Step, store, update as often as owed, until the run is over."""
+    algorithm, buffer, progress = run.algorithm, run.buffer, run.progress
+    while run.active:
+        step = run.collector.step(run.explore)
+        buffer.add(step)
+        progress.env_steps += int(np.count_nonzero(step.valid))
+        for _ in range(progress.updates_owed()):
+            batch = buffer.sample(run.hyper.batch_size)
+            result = algorithm.update(batch, progress.moment)
+            progress.updates += 1
+            if result.priorities is not None:
+                buffer.update_priorities(batch.slots, result.priorities)
+            run.record(result.metrics)
+        run.after_step()

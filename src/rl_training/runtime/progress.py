@@ -1,0 +1,64 @@
+"""How far a run has come, and how many updates that owes."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+from rl_training.data.types import Moment
+
+
+class Progress:
+    """Counters in environment transitions; updates owed are an exact function of them.
+
+    With `replay_ratio` r, `floor(r * (env_steps - learning_starts))` updates have been made after
+    every vector step, whatever the number of environments.
+    """
+
+    def __init__(self, horizon: int, *, learning_starts: int = 0, replay_ratio: float = 1.0):
+        self.horizon = horizon
+        self.learning_starts = learning_starts
+        self.env_steps = 0
+        self.updates = 0
+        # The decimal a person wrote, not its binary neighbour: 0.1 owes exactly 1 update in 10.
+        ratio = Fraction(str(replay_ratio))
+        self._updates, self._per_steps = ratio.numerator, ratio.denominator
+
+    @property
+    def moment(self) -> Moment:
+        """The counters that schedules are functions of."""
+        return Moment(self.env_steps, self.horizon, self.learning_starts)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the budget is used up."""
+        return self.env_steps >= self.horizon
+
+    def updates_owed(self) -> int:
+        """Updates to make now."""
+        learning = max(0, self.env_steps - self.learning_starts)
+        return self._updates * learning // self._per_steps - self.updates
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counters and the horizon they were planned with."""
+        return {"env_steps": self.env_steps, "updates": self.updates, "horizon": self.horizon}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the counters; the horizon is the configuration's."""
+        self.env_steps = state["env_steps"]
+        self.updates = state["updates"]
+
+
+class Every:
+    """Fires when a counter passes a multiple of `interval`; never for interval 0."""
+
+    def __init__(self, interval: int) -> None:
+        self.interval = interval
+        self.passed = 0
+
+    def due(self, env_steps: int) -> bool:
+        """Whether a multiple was passed since the last time it fired; fires once for several."""
+        if not self.interval or env_steps // self.interval <= self.passed:
+            return False
+        self.passed = env_steps // self.interval
+        return True

@@ -1,0 +1,189 @@
+"""Training as a function of a spec: check, build, restore, loop, evaluate, save."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from rl_training.errors import ConfigError
+from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint
+from rl_training.experiment.config import HyperParameters, TrainConfig, check_hyper_parameters
+from rl_training.experiment.config_loading import dump_yaml
+from rl_training.experiment.files import write_atomic, write_json
+from rl_training.experiment.logging import MetricsLog
+from rl_training.experiment.runs import (
+    RunLock,
+    collect_metadata,
+    create_run_directory,
+    default_run_name,
+)
+from rl_training.runtime.assembly import RunPlan, assemble
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.interrupts import Interrupts
+from rl_training.runtime.result import TrainingInterrupted, TrainResult
+from rl_training.runtime.resuming import check_same_run, home_of, resume_history
+from rl_training.runtime.spec import AlgorithmSpec
+from rl_training.runtime.training_run import TrainingRun
+
+ONE_THREAD_WIDTH = 256  # up to this layer width a second thread costs more than it gives
+
+
+class Train(Protocol):
+    """A training function such as `train_dqn`."""
+
+    def __call__(
+        self,
+        config: TrainConfig,
+        *,
+        callbacks: Sequence[Callback] = (),
+        resume: str | Path | None = None,
+    ) -> TrainResult:
+        """Train as `config` says; `resume` continues a run from its directory or a checkpoint."""
+
+
+def trainer(*specs: AlgorithmSpec) -> Train:
+    """The training function of some specs; `config.algo` names the one it takes."""
+    by_name = {spec.name: spec for spec in specs}
+
+    def train_one(
+        config: TrainConfig,
+        *,
+        callbacks: Sequence[Callback] = (),
+        resume: str | Path | None = None,
+    ) -> TrainResult:
+        if config.algo not in by_name:
+            raise ConfigError(f"algo: expected {' or '.join(by_name)}, found {config.algo!r}")
+        return train(by_name[config.algo], config, callbacks=callbacks, resume=resume)
+
+    return train_one
+
+
+def train(
+    spec: AlgorithmSpec,
+    config: TrainConfig,
+    *,
+    callbacks: Sequence[Callback] = (),
+    resume: str | Path | None = None,
+) -> TrainResult:
+    """Train one agent to the end of its budget and leave a complete run directory.
+
+    A SIGINT or SIGTERM saves a checkpoint and raises TrainingInterrupted.
+    """
+    hyper = check_hyper_parameters(spec.hyper, config.algo_kwargs)
+    config = config.with_changes(algo_kwargs=hyper.model_dump())
+    plan = RunPlan(spec=spec, config=config, hyper=hyper, callbacks=callbacks)
+    checkpoint = None if resume is None else find_checkpoint(Path(resume))
+    if checkpoint is not None:
+        check_same_run(checkpoint, config)
+    with ExitStack() as stack:
+        interrupts = stack.enter_context(Interrupts())
+        stack.enter_context(_threads(config, hyper))
+        directory = _directory(config, checkpoint)
+        stack.enter_context(RunLock(directory))
+        saved_log = checkpoint.read("loop")["metrics_log"] if checkpoint else None
+        log = stack.enter_context(closing(MetricsLog(directory, resume_from=saved_log)))
+        run = assemble(plan, directory, log, interrupts)
+        stack.callback(_close, run)
+        if checkpoint is not None:
+            run.restore(checkpoint)
+        _write_records(run, checkpoint)
+        return _drive(run, spec)
+
+
+def _drive(run: TrainingRun, spec: AlgorithmSpec) -> TrainResult:
+    for callback in run.callbacks:
+        callback.on_start(run)
+    spec.loop(run)
+    if not run.interrupts.received:
+        run.save()
+        if run.config.final_eval_episodes:
+            run.evaluate(run.config.final_eval_episodes)
+    elif run.saved_at != run.env_steps:
+        run.save(exact=run.level == "exact")
+    result = _result(run)
+    write_json(run.directory / "summary.json", result.summary())
+    for callback in run.callbacks:
+        callback.on_end(run, result)
+    if run.interrupts.received:
+        raise TrainingInterrupted(result, run.interrupts.received)
+    return result
+
+
+def _directory(config: TrainConfig, checkpoint: Checkpoint | None) -> Path:
+    """The run directory: a new one, or the one the checkpoint lies in."""
+    home = home_of(checkpoint) if checkpoint else None
+    if home is not None:
+        return home
+    name = config.run_name or default_run_name(
+        config.algo, str(config.to_plain()["env_id"]), config.seed
+    )
+    return create_run_directory(Path(config.output_dir), name=name)
+
+
+def _write_records(run: TrainingRun, checkpoint: Checkpoint | None) -> None:
+    """config.yaml and metadata.json."""
+    write_atomic(run.directory / "config.yaml", dump_yaml(run.config.to_plain()))
+    path = run.directory / "metadata.json"
+    metadata = collect_metadata(
+        command=sys.argv,
+        seed=run.config.seed,
+        device=str(run.algorithm.device),
+        resume_level=run.level,
+        extra={
+            "algo": run.config.algo,
+            "env_id": run.agent.adapter.spec.env_id,
+            "resume_level_reason": run.level_reason,
+            "replay_bytes": run.buffer.nbytes,
+        },
+    )
+    if checkpoint is not None:
+        metadata["resumed_from"] = resume_history(path, checkpoint, run.config)
+    write_json(path, metadata)
+
+
+def _result(run: TrainingRun) -> TrainResult:
+    evaluation = run.last_evaluation
+    return TrainResult(
+        algo=run.config.algo,
+        env_id=run.agent.adapter.spec.env_id,
+        seed=run.config.seed,
+        status="interrupted" if run.interrupts.received else "finished",
+        global_step=run.env_steps,
+        updates=run.updates,
+        eval_return_mean=evaluation.mean if evaluation else None,
+        eval_return_std=evaluation.std if evaluation else None,
+        eval_returns=evaluation.returns if evaluation else (),
+        best_eval_return_mean=run.best_return,
+        metrics=run.check_finite(),
+        steps_per_second=run.env_steps / max(run.elapsed, 1e-9),
+        wall_time_s=run.elapsed,
+        run_dir=run.directory,
+        checkpoint_path=run.checkpoint_path,
+    )
+
+
+def _close(run: TrainingRun) -> None:
+    if run.owns_envs:
+        run.collector.envs.close()
+    if run.evaluator is not None:
+        run.evaluator.close()
+
+
+@contextmanager
+def _threads(config: TrainConfig, hyper: HyperParameters) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if config.threads != "auto":
+        torch.set_num_threads(config.threads)
+    elif max(hyper.hidden_sizes, default=1) <= ONE_THREAD_WIDTH:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+

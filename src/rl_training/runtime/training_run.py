@@ -1,0 +1,273 @@
+"""A run in progress: its parts, where it stands, and what callbacks may ask of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.base import Acting, Algorithm
+from rl_training.data.types import PolicyState
+from rl_training.errors import NonFiniteError
+from rl_training.experiment.checkpointing import Checkpoint, prune, write_checkpoint
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.logging import MetricsLog
+from rl_training.runtime.agent import Agent
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.collector import Collector
+from rl_training.runtime.evaluator import Evaluation, EvaluationStopped, Evaluator
+from rl_training.runtime.interrupts import Interrupts
+from rl_training.runtime.progress import Progress
+from rl_training.runtime.seeding import (
+    derive_seed,
+    env_seeds,
+    global_generator_state,
+    restore_global_generators,
+)
+
+logger = logging.getLogger("rl_training")
+
+RECENT_UPDATES = 100  # updates averaged in a log row
+
+
+@dataclass(kw_only=True)
+class TrainingRun:
+    """Everything one run consists of; the loops and callbacks see only this."""
+
+    config: TrainConfig
+    hyper: Any
+    directory: Path
+    agent: Agent
+    collector: Collector
+    buffer: Any
+    progress: Progress
+    evaluator: Evaluator | None
+    metrics_log: MetricsLog
+    callbacks: Sequence[Callback]
+    level: str
+    level_reason: str
+    owns_envs: bool
+    interrupts: Interrupts
+    best_return: float | None = None
+    last_evaluation: Evaluation | None = None
+    stop_reason: str | None = None
+    checkpoint_path: Path | None = None
+    saved_at: int | None = None
+    elapsed_before: float = 0.0
+    started_at: float = field(default_factory=time.monotonic)
+    steps_at_start: int = 0
+    extra_values: dict[str, float] = field(default_factory=dict)
+    recent_metrics: deque[dict[str, Tensor]] = field(
+        default_factory=lambda: deque(maxlen=RECENT_UPDATES)
+    )
+
+    # What callbacks use.
+
+    @property
+    def env_steps(self) -> int:
+        """Environment transitions so far."""
+        return self.progress.env_steps
+
+    @property
+    def updates(self) -> int:
+        """Updates so far."""
+        return self.progress.updates
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of wall-clock time spent on this run, earlier sessions included."""
+        return self.elapsed_before + time.monotonic() - self.started_at
+
+    @property
+    def steps_per_second(self) -> float:
+        """Environment transitions per second in this session."""
+        seconds = max(time.monotonic() - self.started_at, 1e-9)
+        return (self.env_steps - self.steps_at_start) / seconds
+
+    def log(self, name: str, value: float) -> None:
+        """Write a value of one's own with the next log row."""
+        self.extra_values[name] = float(value)
+
+    def stop(self, reason: str) -> None:
+        """End the run after the current step; it counts as finished."""
+        self.stop_reason = reason
+
+    def evaluate(self, episodes: int | None = None) -> Evaluation | None:
+        """Evaluate the policy as it is now; None if a signal arrived meanwhile."""
+        if self.evaluator is None:
+            return None
+        self.agent.moment = self.progress.moment
+        try:
+            evaluation = self.evaluator.evaluate(
+                self.agent.greedy,
+                self.algorithm.initial_state,
+                episodes=episodes or self.config.eval_episodes,
+                seed=evaluation_seed(self.config.seed),
+                stopped=lambda: self.interrupts.received is not None,
+            )
+        except EvaluationStopped:
+            return None
+        self.last_evaluation = evaluation
+        if self.best_return is None or evaluation.mean > self.best_return:
+            self.best_return = evaluation.mean
+            self._save_best(evaluation)
+        self.metrics_log.write(
+            self.env_steps,
+            {"eval/return_mean": evaluation.mean, "eval/return_std": evaluation.std},
+        )
+        for callback in self.callbacks:
+            callback.on_evaluation(self, evaluation)
+        return evaluation
+
+    def save(self, *, exact: bool = True) -> Path:
+        """Write a checkpoint from which the run can be resumed."""
+        self.check_finite()
+        parts = {
+            **self.agent.parts(),
+            "replay": self.buffer.state_dict(),
+            "loop": self._loop_state(),
+        }
+        self.checkpoint_path = write_checkpoint(
+            self.directory / "checkpoints",
+            kind="step",
+            env_steps=self.env_steps,
+            parts=parts,
+            info=self._info(exact=exact and self.level != "statistical"),
+        )
+        self.saved_at = self.env_steps
+        prune(self.directory / "checkpoints", keep=self.config.keep_checkpoints)
+        for callback in self.callbacks:
+            callback.on_checkpoint(self, self.checkpoint_path)
+        return self.checkpoint_path
+
+    # What the loops use.
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The agent's algorithm."""
+        return self.agent.algorithm
+
+    @property
+    def active(self) -> bool:
+        """Whether the loop goes on."""
+        return not (self.progress.finished or self.stop_reason or self.interrupts.received)
+
+    def explore(self, obs: np.ndarray, state: PolicyState, first: np.ndarray) -> Acting:
+        """Actions for collecting experience."""
+        return self.algorithm.act(obs, state, first, self.progress.moment, explore=True)
+
+    def record(self, metrics: dict[str, Tensor]) -> None:
+        """Keep an update's metrics for the log; they are read at the log interval only."""
+        self.recent_metrics.append(metrics)
+
+    def after_step(self) -> None:
+        """Let every callback look at the run."""
+        for callback in self.callbacks:
+            callback.on_step(self)
+
+    # What the built-in callbacks and `train` use.
+
+    def check_finite(self) -> dict[str, float]:
+        """Mean metrics of the recent updates; raises if one, or a weight, is not finite."""
+        values: dict[str, float] = {}
+        for name in self.recent_metrics[-1] if self.recent_metrics else ():
+            recent = torch.stack([metrics[name] for metrics in self.recent_metrics])
+            values[f"train/{name}"] = float(recent.mean())
+            if not np.isfinite(values[f"train/{name}"]):
+                self._refuse(f"training metric {name!r}")
+        for part, network in self.algorithm.networks().items():
+            for name, parameter in network.named_parameters():
+                if not torch.isfinite(parameter).all():
+                    self._refuse(f"weight {part}.{name}")
+        return values
+
+    def cut_episodes(self) -> None:
+        """Begin new episodes everywhere with seeds that are a function of the step."""
+        seeds = env_seeds(self.config.seed, self.collector.num_envs, "cut", self.env_steps)
+        self.collector.reset(seeds, self.algorithm.initial_state(self.collector.num_envs))
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Take over a checkpoint; the global generators come last."""
+        self.agent.restore(checkpoint)
+        self.buffer.load_state_dict(checkpoint.read("replay"))
+        loop = checkpoint.read("loop")
+        self.progress.load_state_dict(loop["progress"])
+        self.collector.load_state_dict(loop["collector"])
+        if loop["envs"] is None:
+            self.cut_episodes()
+        else:
+            self.collector.load_envs(loop["envs"])
+        self._restore_callbacks(loop["callbacks"])
+        self.best_return = loop["best_return"]
+        self.elapsed_before = loop["elapsed"]
+        self.steps_at_start = self.env_steps
+        self.checkpoint_path, self.saved_at = checkpoint.path, self.env_steps
+        restore_global_generators(loop["generators"])
+
+    def _restore_callbacks(self, saved: Sequence[tuple[str, dict[str, Any]]]) -> None:
+        """Give each saved state to the next callback of its class."""
+        waiting = list(self.callbacks)
+        for name, state in saved:
+            taker = next((c for c in waiting if type(c).__qualname__ == name), None)
+            if taker is None:
+                logger.warning("the checkpoint holds a state of callback %s, not given now", name)
+                continue
+            waiting.remove(taker)
+            taker.load_state_dict(state)
+
+    def _loop_state(self) -> dict[str, Any]:
+        return {
+            "progress": self.progress.state_dict(),
+            "collector": self.collector.state_dict(),
+            "envs": self.collector.save_envs() if self.level == "exact" else None,
+            "callbacks": [
+                [type(callback).__qualname__, state]
+                for callback in self.callbacks
+                if (state := callback.state_dict())
+            ],
+            "metrics_log": self.metrics_log.state_dict(),
+            "best_return": self.best_return,
+            "elapsed": self.elapsed,
+            "generators": global_generator_state(),
+        }
+
+    def _save_best(self, evaluation: Evaluation) -> None:
+        self.check_finite()
+        write_checkpoint(
+            self.directory / "checkpoints",
+            kind="best",
+            env_steps=self.env_steps,
+            parts=self.agent.parts(),
+            info=self._info(exact=False) | {"eval_return_mean": evaluation.mean},
+        )
+        prune(self.directory / "checkpoints", keep=self.config.keep_checkpoints)
+
+    def _info(self, *, exact: bool) -> dict[str, Any]:
+        return {
+            "algo": self.config.algo,
+            "env_id": self.agent.adapter.spec.env_id,
+            "updates": self.updates,
+            "resume_level": self.level,
+            "exact": exact,
+            "config": self.config.to_plain(),
+        }
+
+    def _refuse(self, what: str) -> None:
+        raise NonFiniteError(
+            f"the {what} is not finite at step {self.env_steps} (update {self.updates}). Training "
+            "stopped and nothing non-finite was saved. A smaller learning rate, gradient clipping "
+            "(max_grad_norm) or smaller rewards usually help."
+        )
+
+
+def evaluation_seed(seed: int) -> int:
+    """The seed of a run's evaluation episodes."""
+    return derive_seed(seed, "evaluation")

@@ -1,0 +1,234 @@
+"""DQN's loss, update, target network and exploration, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from rl_training.algorithms.base import UpdateResult
+from rl_training.algorithms.dqn import DQN, DQNConfig, dqn_loss
+from rl_training.algorithms.functional.shapes import expect_shapes
+from rl_training.algorithms.functional.td import q_target
+from rl_training.data.types import Batch, EnvSpec, Moment
+from rl_training.errors import ConfigError
+from rl_training.models.mlp_q_network import MLPQNetwork
+
+SPEC = EnvSpec(env_id="toy", obs_shape=(1,), action_kind="discrete", num_actions=2)
+START = Moment(env_steps=0, horizon=100)
+
+
+def make_batch(
+    action: list[int], reward: list[float], discount: list[float], weight: list[float] | None = None
+) -> Batch:
+    size = len(action)
+    return Batch(
+        obs=torch.ones(size, 1),
+        action=torch.tensor(action),
+        reward=torch.tensor(reward),
+        next_obs=torch.ones(size, 1),
+        discount=torch.tensor(discount),
+        weight=torch.ones(size) if weight is None else torch.tensor(weight),
+        slots=np.arange(size),
+    )
+
+
+class TwoWeights(nn.Module):
+    """Q-values w * obs: two weights, no bias, so that a step can be followed by hand."""
+
+    def __init__(self, start: float = 0.0) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 2, bias=False)
+        nn.init.constant_(self.layer.weight, start)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.layer(obs)
+
+    @property
+    def weights(self) -> list[float]:
+        return self.layer.weight[:, 0].tolist()
+
+
+Q = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+NEXT_Q = torch.tensor([[5.0, 6.0], [7.0, 8.0]])
+
+
+def test_loss_is_the_mean_huber_error_and_metrics_describe_it() -> None:
+    # Targets: 1 + 0.9 * 6 = 6.4 and 0.5 + 0 = 0.5; values 1 and 4; errors 5.4 and -3.5.
+    batch = make_batch([0, 1], [1.0, 0.5], [0.9, 0.0])
+    result = dqn_loss(Q, NEXT_Q, batch)
+    assert_close(result.loss, torch.tensor((4.9 + 3.0) / 2))
+    assert_close(result.td_error, torch.tensor([5.4, 3.5]))
+    expected = {"loss": 3.95, "q_value_mean": 2.5, "target_mean": 3.45, "td_error_mean": 4.45}
+    assert set(result.metrics) == set(expected)
+    for name, value in expected.items():
+        assert_close(result.metrics[name], torch.tensor(value))
+        assert not result.metrics[name].requires_grad
+
+
+def test_importance_weights_scale_each_row() -> None:
+    batch = make_batch([0, 1], [1.0, 0.5], [0.9, 0.0], weight=[2.0, 0.5])
+    assert_close(dqn_loss(Q, NEXT_Q, batch).loss, torch.tensor((2 * 4.9 + 0.5 * 3.0) / 2))
+
+
+def test_squared_loss_is_half_the_mean_square() -> None:
+    batch = make_batch([0, 1], [1.0, 0.5], [0.9, 0.0])
+    loss = dqn_loss(Q, NEXT_Q, batch, kind="mse").loss
+    assert_close(loss, torch.tensor((0.5 * 5.4**2 + 0.5 * 3.5**2) / 2))
+
+
+def test_double_q_learning_takes_the_online_choice_and_the_target_value() -> None:
+    # The online network prefers action 0 in row 0, so the target is 1 + 0.9 * 5 = 5.5.
+    selector = torch.tensor([[9.0, 1.0], [0.0, 1.0]])
+    batch = make_batch([0, 1], [1.0, 0.5], [0.9, 0.0])
+    assert_close(dqn_loss(Q, NEXT_Q, batch, selector=selector).loss, torch.tensor((4.0 + 3.0) / 2))
+
+
+def test_gradient_reaches_only_the_chosen_actions_and_never_the_target() -> None:
+    q = Q.clone().requires_grad_()
+    next_q = NEXT_Q.clone().requires_grad_()
+    dqn_loss(q, next_q, make_batch([0, 1], [1.0, 0.5], [0.9, 0.0])).loss.backward()
+    # Beyond 1 the Huber gradient is the sign of the error; the batch mean halves it.
+    assert_close(q.grad, torch.tensor([[-0.5, 0.0], [0.0, 0.5]]))
+    assert next_q.grad is None
+
+
+def test_a_shape_that_would_broadcast_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"expected \[B\], found \(2, 1\)"):
+        q_target(torch.zeros(2), torch.zeros(2, 1), NEXT_Q, NEXT_Q)
+    with pytest.raises(ValueError, match="with B = 2"):
+        expect_shapes("B A, B", torch.zeros(2, 3), torch.zeros(3))
+
+
+def test_one_adam_step_moves_the_taken_action_by_the_learning_rate() -> None:
+    model = TwoWeights()
+    dqn = DQN(model, DQNConfig(learning_rate=0.01), SPEC)
+    result = dqn.update(make_batch([0], [1.0], [0.0]), START)
+    assert isinstance(result, UpdateResult)
+    assert result.gradient_steps == 1
+    assert_close(result.priorities, torch.tensor([1.0]))
+    # Adam's first step is the learning rate times the sign of the gradient.
+    assert model.weights == pytest.approx([0.01, 0.0], abs=1e-8)
+
+
+def test_one_centred_rmsprop_step() -> None:
+    model = TwoWeights()
+    hyper = DQNConfig(learning_rate=0.01, optimizer="rmsprop", optimizer_eps=1e-8)
+    DQN(model, hyper, SPEC).update(make_batch([0], [1.0], [0.0]), START)
+    # With decay 0.95 the step is g / sqrt(0.05 g^2 - 0.0025 g^2) times the learning rate.
+    assert model.weights == pytest.approx([0.01 / 0.0475**0.5, 0.0], rel=1e-5)
+
+
+def test_the_learning_rate_follows_its_schedule() -> None:
+    model = TwoWeights()
+    hyper = DQNConfig(learning_rate={"initial": 0.02, "final": 0.0})
+    DQN(model, hyper, SPEC).update(make_batch([0], [1.0], [0.0]), Moment(75, 100))
+    assert model.weights[0] == pytest.approx(0.005, abs=1e-8)
+
+
+def test_gradients_are_clipped_by_their_norm() -> None:
+    # Both actions have error 8, so the gradient is (-0.5, -0.5), of norm 0.7071.
+    for bound, expected in ((0.1, 0.1), (10.0, 0.5**0.5), (None, 0.5**0.5)):
+        dqn = DQN(TwoWeights(), DQNConfig(max_grad_norm=bound), SPEC)
+        dqn.update(make_batch([0, 1], [8.0, 8.0], [0.0, 0.0]), START)
+        assert float(dqn.optimizer.flat.grad.norm()) == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_target_network_is_copied_when_an_interval_has_passed() -> None:
+    model = TwoWeights()
+    dqn = DQN(model, DQNConfig(learning_rate=0.01, target_update_interval=10), SPEC)
+    batch = make_batch([0], [1.0], [0.0])
+    dqn.update(batch, Moment(9, 100))
+    assert dqn.target.module.weights == [0.0, 0.0]
+    dqn.update(batch, Moment(12, 100))  # updates need not meet the multiple of 10 itself
+    copied = model.weights
+    assert dqn.target.module.weights == copied
+    dqn.update(batch, Moment(19, 100))
+    assert dqn.target.module.weights == copied
+    assert model.weights != copied
+    dqn.update(batch, Moment(35, 100))
+    assert dqn.target.module.weights == model.weights
+
+
+def test_a_soft_target_moves_a_share_at_every_update() -> None:
+    model = TwoWeights()
+    dqn = DQN(model, DQNConfig(learning_rate=0.01, tau=0.25), SPEC)
+    dqn.update(make_batch([0], [1.0], [0.0]), START)
+    assert dqn.target.module.weights[0] == pytest.approx(0.25 * model.weights[0])
+
+
+def test_the_target_shares_no_memory_with_the_network_and_copies_its_buffers() -> None:
+    model = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2))
+    dqn = DQN(model.eval(), DQNConfig(tau=0.5), SPEC)
+    own = {p.data_ptr() for p in model.parameters()}
+    assert own.isdisjoint(p.data_ptr() for p in dqn.target.module.parameters())
+    model[1].running_mean.fill_(3.0)
+    dqn.update(make_batch([0, 1], [1.0, 1.0], [0.0, 0.0]), START)
+    assert dqn.target.module[1].running_mean.tolist() == [3.0, 3.0]
+
+
+def test_tau_and_an_interval_together_are_refused() -> None:
+    with pytest.raises(ValueError, match="leave target_update_interval out"):
+        DQNConfig(tau=0.5, target_update_interval=10)
+
+
+def test_each_environment_has_its_own_coin() -> None:
+    dqn = DQN(TwoWeights(), DQNConfig(epsilon=0.5), SPEC)
+    explores, actions = dqn.exploration.draw(0.5, 10_000)
+    # One coin for all would give 0 or 10,000; the standard deviation is 50.
+    assert 4_700 < explores.sum() < 5_300
+    assert 4_700 < actions.sum() < 5_300
+
+
+def test_actions_are_greedy_except_for_the_share_epsilon() -> None:
+    model = TwoWeights()
+    model.layer.weight.data[1] = 1.0  # action 1 is the better one for a positive observation
+    dqn = DQN(model, DQNConfig(epsilon={"initial": 1.0, "final": 0.2, "fraction": 0.5}), SPEC)
+    obs, first = np.ones((20_000, 1), np.float32), np.zeros(20_000, np.bool_)
+
+    def share_of_other(moment: Moment) -> float:
+        return float((dqn.act(obs, (), first, moment, explore=True).action == 0).mean())
+
+    assert share_of_other(Moment(0, 100)) == pytest.approx(0.5, abs=0.02)
+    assert share_of_other(Moment(25, 100)) == pytest.approx(0.3, abs=0.02)  # epsilon 0.6
+    assert share_of_other(Moment(80, 100)) == pytest.approx(0.1, abs=0.02)  # epsilon 0.2
+    assert share_of_other(Moment(80, 100, learning_starts=81)) == pytest.approx(0.5, abs=0.02)
+    assert (dqn.act(obs, (), first, Moment(0, 100), explore=False).action == 1).all()
+
+
+def test_state_round_trip_continues_bit_for_bit() -> None:
+    def trained(updates: int) -> DQN:
+        torch.manual_seed(0)
+        dqn = DQN(MLPQNetwork(1, 2, (8,)), DQNConfig(target_update_interval=3), SPEC)
+        for number in range(updates):
+            dqn.update(make_batch([0, 1], [1.0, -1.0], [0.9, 0.9]), Moment(number, 100))
+        return dqn
+
+    straight, first_half = trained(10), trained(5)
+    torch.manual_seed(1)
+    resumed = DQN(MLPQNetwork(1, 2, (8,)), DQNConfig(target_update_interval=3), SPEC)
+    resumed.load_state_dict(first_half.state_dict())
+    for number in range(5, 10):
+        resumed.update(make_batch([0, 1], [1.0, -1.0], [0.9, 0.9]), Moment(number, 100))
+    assert torch.equal(resumed.optimizer.flat, straight.optimizer.flat)
+    for mine, other in zip(resumed.target.module.parameters(), straight.target.module.parameters()):
+        assert torch.equal(mine, other)
+
+
+def test_network_gives_a_value_per_action_and_acts_greedily() -> None:
+    network = MLPQNetwork(3, 4, (16, 16))
+    obs = torch.randn(5, 3)
+    assert [type(layer).__name__ for layer in network.layers] == ["Linear", "ReLU"] * 2 + ["Linear"]
+    assert network(obs).shape == (5, 4)
+    assert torch.equal(network.act(obs), network(obs).argmax(1))
+    bounds = [p.abs().max().item() <= 1 / fan_in**0.5 for p, fan_in in zip(network.parameters(), (3, 3, 16, 16, 16, 16))]
+    assert all(bounds)
+
+
+def test_a_network_of_the_wrong_shape_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"expected \(batch, 2\) .* found \(1, 5\)"):
+        DQN(nn.Linear(1, 5), DQNConfig(), SPEC)
+    with pytest.raises(ConfigError, match="calling it raised"):
+        DQN(nn.Linear(7, 2), DQNConfig(), SPEC)

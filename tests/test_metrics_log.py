@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import errno
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from rl_training.errors import RunError, SaveError
+from rl_training.experiment.logging import MetricsLog, last_row, read_metrics
+
+
+def steps(path: Path) -> list[int]:
+    return [row["global_step"] for row in read_metrics(path)]
+
+
+def scalars(path: Path, tag: str) -> list[tuple[int, float]]:
+    accumulator = EventAccumulator(str(path))
+    accumulator.Reload()
+    return [(event.step, event.value) for event in accumulator.Scalars(tag)]
+
+
+def test_rows_are_lines_of_standard_json_in_order(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path, tensorboard=False) as log:
+        log.write(10, {"train/loss": 0.5, "train/q_value_mean": math.nan})
+        log.write(20, {"eval/return_mean": 3, "train/loss": math.inf, "note": None})
+        rows = read_metrics(tmp_path)  # on disk before the log is closed
+    assert [list(row) for row in rows] == [
+        ["global_step", "wall_time_s", "train/loss", "train/q_value_mean"],
+        ["global_step", "wall_time_s", "eval/return_mean", "train/loss", "note"],
+    ]
+    assert (rows[0]["train/loss"], rows[0]["train/q_value_mean"]) == (0.5, None)
+    assert (rows[1]["eval/return_mean"], rows[1]["train/loss"]) == (3, None)
+    assert 0 <= rows[0]["wall_time_s"] <= rows[1]["wall_time_s"] < 60
+    assert os.listdir(tmp_path) == ["metrics.jsonl"]
+
+
+def test_resuming_cuts_the_rows_after_the_checkpoint(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path, tensorboard=False) as log:
+        log.write(10, {"loss": 1.0})
+        state = log.state_dict()
+        size = (tmp_path / "metrics.jsonl").stat().st_size
+        log.write(20, {"loss": 2.0})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"global_step": 30, "lo')
+    assert (state["offset"], state["global_step"]) == (size, 10)
+    with MetricsLog(tmp_path, tensorboard=False, resume_from=state) as log:
+        assert log.missing_bytes == 0
+        assert (tmp_path / "metrics.jsonl").stat().st_size == size
+        log.write(20, {"loss": 2.5})
+    assert [(row["global_step"], row["loss"]) for row in read_metrics(tmp_path)] == [
+        (10, 1.0),
+        (20, 2.5),
+    ]
+
+
+def test_the_clock_goes_on_where_the_checkpoint_left_it(tmp_path: Path) -> None:
+    state = {"offset": 0, "global_step": 5, "wall_time_s": 1000.0}
+    with MetricsLog(tmp_path, tensorboard=False, resume_from=state) as log:
+        log.write(6, {})
+        assert 1000 <= read_metrics(tmp_path)[0]["wall_time_s"] <= log.state_dict()["wall_time_s"]
+
+
+def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"global_step": 1}\n{"global_step": 2}\n{"global_st')
+    assert steps(path) == [1, 2]
+    assert last_row(path) == {"global_step": 2}
+    with MetricsLog(tmp_path, tensorboard=False) as log:
+        log.write(3, {})
+    assert steps(path) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("content", "kept", "missing"),
+    [
+        ('{"global_step": 1}\n', [1], 19),  # shorter than the checkpoint remembers
+        ("", [], 38),
+        ('{"global_step": 1}\n' + '{"global_step": 2, "long": "' + "x" * 70_000, [1], 19),
+    ],
+)
+def test_a_changed_file_is_cut_at_a_line_and_said_so(
+    tmp_path: Path, content: str, kept: list[int], missing: int
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text(content)
+    state = {"offset": 38, "global_step": 2, "wall_time_s": 0.0}
+    with MetricsLog(tmp_path, tensorboard=False, resume_from=state) as log:
+        assert log.missing_bytes == missing
+        log.write(7, {})
+    assert steps(tmp_path) == [*kept, 7]
+
+
+def test_a_torn_line_longer_than_the_read_size_is_dropped(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"global_step": 1}\n' + "x" * 150_000)
+    with MetricsLog(tmp_path, tensorboard=False) as log:
+        log.write(2, {})
+    assert steps(tmp_path) == [1, 2]
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", "\x00"])
+def test_a_broken_line_in_the_middle_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"global_step": 1}}\n{line}\n{{"global_step": 3}}\n')
+    with pytest.raises(RunError, match="line 2"):
+        read_metrics(path)
+
+
+def test_a_missing_file_is_an_error_and_has_no_last_row(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="No such file"):
+        read_metrics(tmp_path)
+    assert last_row(tmp_path / "metrics.jsonl") == {}
+
+
+def test_tensorboard_shows_each_step_of_a_resumed_run_once(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path) as log:
+        log.write(10, {"train/loss": 1.0})
+        state = log.state_dict()
+        log.write(20, {"train/loss": 2.0, "eval/return_mean": 7})
+    with MetricsLog(tmp_path, resume_from=state) as log:
+        log.write(20, {"train/loss": 2.5, "none": None})
+        log.write(30, {"train/loss": math.nan})
+    shown = scalars(tmp_path, "train/loss")
+    assert shown[:2] == [(10, 1.0), (20, 2.5)]
+    assert (shown[2][0], math.isnan(shown[2][1])) == (30, True)
+    assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 2
+
+
+def test_a_full_disk_leaves_no_half_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+
+    def full_after_ten_bytes(descriptor: int, data: Any) -> int:
+        if len(data) <= 10:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data[: max(10, len(data) - 10)])
+
+    with MetricsLog(tmp_path, tensorboard=False) as log:
+        log.write(1, {"loss": 1.0})
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full_after_ten_bytes)
+            with pytest.raises(SaveError, match=r"metrics\.jsonl: No space left"):
+                log.write(2, {"loss": 2.0})
+        assert (tmp_path / "metrics.jsonl").read_bytes().count(b"\n") == 1
+        assert (tmp_path / "metrics.jsonl").read_bytes().endswith(b"\n")
+        log.write(3, {"loss": 3.0})
+    assert steps(tmp_path) == [1, 3]
+
+
+def test_a_vanished_directory_is_a_save_error(tmp_path: Path) -> None:
+    with pytest.raises(SaveError, match=r"gone/metrics\.jsonl: No such file"):
+        MetricsLog(tmp_path / "gone")
+
+
+def test_the_rows_are_durable_once_a_checkpoint_knows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    with MetricsLog(tmp_path, tensorboard=False) as log:
+        log.write(1, {})
+        monkeypatch.setattr(
+            os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        )
+        log.state_dict()
+    assert synced == [str(tmp_path / "metrics.jsonl")]
+
+
+def test_heavy_packages_are_imported_only_when_needed() -> None:
+    code = (
+        "import sys, rl_training.experiment.runs, rl_training.experiment.logging;"
+        "print([m for m in ('torch', 'numpy', 'tensorboard', 'yaml') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,202 @@
+"""The ring stores true transitions once, samples them uniformly and survives a save."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl_training.data import memory
+from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.types import EnvSpec, Transitions
+from rl_training.errors import CheckpointError, ReplayTooLarge, UsageError
+from rl_training.experiment.config import OffPolicyHyperParameters
+from rl_training.experiment.state_tree import join, split, tree_hash
+
+SPEC = EnvSpec(env_id="toy", obs_shape=(2,), action_kind="discrete", num_actions=9)
+
+
+def one_step(
+    obs: float, following: float, *, first: bool = False, terminated: bool = False, action: int = 0
+) -> Transitions:
+    """A step of one environment whose observations are (value, -value)."""
+    return steps([(obs, following, first, terminated, True)], action=action)
+
+
+def steps(rows: list[tuple[float, float, bool, bool, bool]], action: int = 0) -> Transitions:
+    obs, following, first, terminated, valid = (np.array(column) for column in zip(*rows))
+    return Transitions(
+        obs=np.stack([obs, -obs], 1).astype(np.float32),
+        action=np.full(len(rows), action),
+        reward=obs.astype(np.float32),
+        next_obs=np.stack([following, -following], 1).astype(np.float32),
+        terminated=terminated,
+        truncated=np.zeros(len(rows), np.bool_),
+        first=first,
+        valid=valid,
+    )
+
+
+def everything(buffer: ReplayBuffer) -> set[tuple[float, float, float]]:
+    """Every (observation, successor, discount) the buffer can give."""
+    batch = buffer.sample(4000)
+    return set(zip(batch.obs[:, 0].tolist(), batch.next_obs[:, 0].tolist(), batch.discount.tolist()))
+
+
+def test_discount_is_gamma_and_zero_only_after_termination() -> None:
+    buffer = ReplayBuffer(SPEC, capacity=10, gamma=0.5)
+    buffer.add(one_step(1, 2, first=True))
+    buffer.add(one_step(2, 3, terminated=True))
+    buffer.add(one_step(7, 8, first=True))  # the episode before was ended by termination
+    buffer.add(one_step(20, 21, first=True))  # the one before was truncated: 7 -> 8 bootstraps
+    assert everything(buffer) == {(1, 2, 0.5), (2, 3, 0.0), (7, 8, 0.5), (20, 21, 0.5)}
+    assert len(buffer) == 4
+
+
+def test_batch_rows_belong_together() -> None:
+    buffer = ReplayBuffer(SPEC, capacity=100)
+    for t in range(50):
+        buffer.add(one_step(t, t + 1, first=t == 0, action=t % 9))
+    batch = buffer.sample(64)
+    assert torch.equal(batch.reward, batch.obs[:, 0])
+    assert torch.equal(batch.next_obs[:, 0], batch.obs[:, 0] + 1)
+    assert torch.equal(batch.next_obs[:, 1], -batch.next_obs[:, 0])
+    assert torch.equal(batch.action, (batch.obs[:, 0] % 9).long())
+    assert torch.equal(batch.weight, torch.ones(64))
+
+
+def test_the_ring_keeps_the_newest_and_never_joins_old_and_new() -> None:
+    buffer = ReplayBuffer(SPEC, capacity=4)
+    for t in range(11):
+        buffer.add(one_step(t, t + 1, first=t == 0))
+    assert {row[:2] for row in everything(buffer)} == {(7, 8), (8, 9), (9, 10), (10, 11)}
+    buffer.add(one_step(50, 51, first=True))  # takes the row after the tail of 10 -> 11
+    assert {row[:2] for row in everything(buffer)} == {(9, 10), (10, 11), (50, 51)}
+
+
+def test_rows_that_only_reset_are_not_stored() -> None:
+    buffer = ReplayBuffer(SPEC, capacity=20, num_envs=2)
+    buffer.add(steps([(1, 2, True, False, True), (11, 12, True, True, True)]))
+    buffer.add(steps([(2, 3, False, False, True), (12, 90, False, False, False)]))
+    buffer.add(steps([(3, 4, False, False, True), (90, 91, True, False, True)]))
+    pairs = {row[:2] for row in everything(buffer)}
+    assert pairs == {(1, 2), (2, 3), (3, 4), (11, 12), (90, 91)}
+    assert len(buffer) == 5
+
+
+def test_sampling_is_uniform_over_transitions() -> None:
+    buffer = ReplayBuffer(SPEC, capacity=60, num_envs=3)
+    for t in range(8):  # episodes of two steps, so a third of the rows are tails
+        rows = [(10.0 * env + t, 10 * env + t + 0.5, t % 2 == 0, False, True) for env in range(3)]
+        buffer.add(steps(rows))
+    drawn = buffer.sample(48_000).obs[:, 0].numpy()
+    _, counts = np.unique(drawn, return_counts=True)
+    assert len(counts) == 24
+    # 2000 expected each, standard deviation 44: five of them either way.
+    assert counts.min() > 1780
+    assert counts.max() < 2220
+
+
+def test_the_same_seed_draws_the_same_batches() -> None:
+    buffers = [ReplayBuffer(SPEC, capacity=50, seed=seed) for seed in (3, 3, 4)]
+    for buffer in buffers:
+        for t in range(40):
+            buffer.add(one_step(t, t + 1, first=t == 0))
+    first, same, other = (buffer.sample(32).obs for buffer in buffers)
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
+
+
+def test_memory_is_known_before_allocation() -> None:
+    # 101 rows of 2 float32, one int64, two float32 and one flag: 25 bytes each.
+    assert ReplayBuffer.predicted_bytes(SPEC, 100, 1) == 101 * 25
+    for num_envs in (1, 3):
+        buffer = ReplayBuffer(SPEC, capacity=100, num_envs=num_envs)
+        assert buffer.nbytes == ReplayBuffer.predicted_bytes(SPEC, 100, num_envs)
+
+
+def test_a_buffer_that_does_not_fit_is_refused_before_allocation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "available_memory", lambda: 10_000)
+    hyper = OffPolicyHyperParameters(buffer_size=1_000_000)
+    with pytest.raises(ReplayTooLarge, match=r"needs 23.8 MiB, and 9.8 KiB are available"):
+        ReplayBuffer.build(SPEC, hyper, num_envs=1, seed=0, device=torch.device("cpu"))
+    monkeypatch.setattr(memory, "available_memory", lambda: 10**9)
+    built = ReplayBuffer.build(SPEC, hyper, num_envs=1, seed=0, device=torch.device("cpu"))
+    assert built.nbytes == 1_000_001 * 25
+
+
+def test_replay_memory_sets_the_capacity() -> None:
+    hyper = OffPolicyHyperParameters(replay_memory="2500B")
+    buffer = ReplayBuffer.build(SPEC, hyper, num_envs=1, seed=0, device=torch.device("cpu"))
+    assert buffer.nbytes == 101 * 25
+
+
+def test_sampling_an_empty_buffer_is_an_error() -> None:
+    with pytest.raises(UsageError, match="empty"):
+        ReplayBuffer(SPEC, capacity=4).sample(1)
+
+
+def test_a_saved_buffer_of_another_size_is_refused() -> None:
+    saved = ReplayBuffer(SPEC, capacity=4).state_dict()
+    with pytest.raises(CheckpointError, match=r"rows 5, this one has 9"):
+        ReplayBuffer(SPEC, capacity=8).load_state_dict(saved)
+
+
+class ListModel:
+    """The obvious replay memory: a list of transitions per environment, newest last."""
+
+    def __init__(self, rows: int, num_envs: int) -> None:
+        self.rows = rows
+        # Per environment, what lies in its ring, oldest first: transitions and tails (None).
+        self.rings: list[list[tuple[float, float, float] | None]] = [[] for _ in range(num_envs)]
+
+    def add(self, env: int, row: tuple[float, float, float], first: bool) -> None:
+        ring = self.rings[env]
+        if ring:
+            ring.pop()  # the open row that held the newest observation ...
+            if first:
+                ring.append(None)  # ... stays as a tail when a new episode begins
+        ring += [row, None]
+        del ring[: max(0, len(ring) - self.rows)]
+
+    def content(self) -> set[tuple[float, float, float]]:
+        return {row for ring in self.rings for row in ring if row is not None}
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_any_sequence_of_steps_and_saves_equals_a_list(data: st.DataObject) -> None:
+    num_envs = data.draw(st.integers(1, 3))
+    capacity = data.draw(st.integers(3, 12))
+    gamma = 0.5
+
+    def build(seed: int) -> ReplayBuffer:
+        return ReplayBuffer(SPEC, capacity=capacity, num_envs=num_envs, gamma=gamma, seed=seed)
+
+    buffer, model = build(0), ListModel(ReplayBuffer.rows_per_env(capacity, num_envs), num_envs)
+    fresh = [True] * num_envs
+    current = [float(1000 * env) for env in range(num_envs)]
+    for _ in range(data.draw(st.integers(1, 25))):
+        rows = []
+        for env in range(num_envs):
+            valid, ends = data.draw(st.booleans()) or env == 0, data.draw(st.integers(0, 3))
+            terminated = ends == 1
+            following = current[env] + 1
+            rows.append((current[env], following, fresh[env] and valid, terminated, valid))
+            if valid:
+                discount = 0.0 if terminated else gamma
+                model.add(env, (current[env], following, discount), fresh[env])
+                fresh[env] = ends in (1, 2)
+                current[env] = following + (10 if fresh[env] else 0)
+        buffer.add(steps(rows))
+        if data.draw(st.integers(0, 4)) == 0:
+            restored = build(99)
+            restored.load_state_dict(join(*split(buffer.state_dict())))
+            assert tree_hash(restored.state_dict()) == tree_hash(buffer.state_dict())
+            buffer = restored
+    assert len(buffer) == len(model.content())
+    assert everything(buffer) == model.content()

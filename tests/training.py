@@ -1,0 +1,73 @@
+"""Small, fast runs that several test modules use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rl_training.experiment.checkpointing import find_checkpoint
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import resolve_config
+from rl_training.experiment.state_tree import tree_hash
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.spec import all_specs
+from rl_training.runtime.training_run import TrainingRun
+
+ALGORITHMS = sorted(all_specs())
+
+# An environment each algorithm can take, and settings that make it quick.
+TINY: dict[str, dict[str, Any]] = {
+    "dqn": {
+        "env_id": "CartPole-v1",
+        "algo_kwargs": {
+            "hidden_sizes": [16],
+            "batch_size": 16,
+            "learning_starts": 20,
+            "replay_ratio": 0.5,
+            "target_update_interval": 25,
+            "buffer_size": 150,
+        },
+    },
+}
+
+
+def tiny_config(algo: str, output_dir: Path, **changes: Any) -> TrainConfig:
+    """A run of 240 steps: long enough to wrap the buffer, sync targets and end episodes."""
+    tiny = TINY[algo]
+    values: dict[str, Any] = {
+        "algo": algo,
+        "env_id": tiny["env_id"],
+        "seed": 3,
+        "output_dir": str(output_dir),
+        "total_timesteps": 240,
+        "eval_interval": 100,
+        "eval_episodes": 2,
+        "final_eval_episodes": 3,
+        "log_interval": 50,
+        "algo_kwargs": tiny["algo_kwargs"] | changes.pop("algo_kwargs", {}),
+    }
+    return resolve_config(TrainConfig(**(values | changes))).config
+
+
+class StopAt(Callback):
+    """Ends a run as a signal would, at the first boundary at or after a step."""
+
+    def __init__(self, env_steps: int, signal_number: int = 15) -> None:
+        self.env_steps = env_steps
+        self.signal_number = signal_number
+
+    def on_step(self, run: TrainingRun) -> None:
+        if run.env_steps >= self.env_steps:
+            run.interrupts.received = self.signal_number
+
+
+def final_state(run_dir: Path) -> dict[str, str]:
+    """Hashes of everything a run ended with, except clocks and log positions."""
+    checkpoint = find_checkpoint(run_dir)
+    loop = checkpoint.read("loop")
+    kept = {k: v for k, v in loop.items() if k not in ("elapsed", "metrics_log")}
+    return {
+        "agent": tree_hash(checkpoint.read("agent")),
+        "replay": tree_hash(checkpoint.read("replay")),
+        "loop": tree_hash(kept),
+    }
