@@ -111,7 +111,7 @@ def test_mutants_with_the_right_hash_are_refused_or_are_data(path: Path, name: s
         (path / name).write_bytes(mutate(original, rng))
         forge(path)
         outcomes.append(outcome(path))
-    assert min(outcomes.count("loaded"), outcomes.count("replay.json: ")) > 20
+    assert min(outcomes.count("loaded"), outcomes.count("replay.json: ")) > 5
     assert len(set(outcomes)) == (3 if name == "replay.safetensors" else 2)
 
 

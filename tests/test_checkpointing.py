@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl_training.errors import CheckpointError, NonFiniteError, UsageError
+from rl_training.errors import CheckpointError, NonFiniteError, SaveError, UsageError
 from rl_training.experiment.checkpointing import (
     Checkpoint,
     find_checkpoint,
@@ -184,3 +184,5 @@ def test_pruning_keeps_the_newest_steps_and_the_newest_best(tmp_path: Path) -> N
     assert names(tmp_path) == kept
     with pytest.raises(UsageError, match="keep=0"):
         prune(tmp_path, keep=0)
+    with pytest.raises(SaveError, match="No such file"):
+        prune(tmp_path / "absent", keep=1)

@@ -169,6 +169,10 @@ def test_a_constant_schedule_and_a_number_do_not_move() -> None:
             ".initial: expected a number above 0 and at most 1, found 0",
         ),
         ({"initial": 0.1, "final": 2}, ".final: expected a number from 0 to 1, found 2"),
+        (
+            {"initial": 0.1, "final": 0, "kind": "cos"},
+            ".kind: expected 'linear', 'cosine', 'exponential' or 'constant', found the text 'cos'",
+        ),
     ],
 )
 def test_schedule_mistakes_carry_their_path(schedule: dict[str, Any], words: str) -> None:
@@ -211,7 +215,7 @@ def test_memory_sizes(text: str, size: int) -> None:
     assert parse_memory(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "2", "GiB", "-1GB", "1e9B", "2 iB", "0MB", "9" * 15 + "TiB"])
+@pytest.mark.parametrize("text", ["", "2", "GiB", "-1GB", "1e9B", "2 iB", "0MB", "2\u212aB", "9" * 15 + "TiB"])
 def test_other_texts_are_no_memory_sizes(text: str) -> None:
     with pytest.raises(ConfigError, match="expected a size such as 2GiB"):
         parse_memory(text)
@@ -299,6 +303,14 @@ def test_python_objects_are_written_as_import_paths_or_markers() -> None:
     assert not is_placeholder(written(make_env))
     assert not is_placeholder("CartPole-v1")
     assert not is_placeholder(None)
+
+
+def test_what_a_script_defines_has_no_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make() -> None: ...
+
+    make.__module__, make.__qualname__ = "__main__", "make"
+    monkeypatch.setattr(sys.modules["__main__"], "make", make, raising=False)
+    assert TrainConfig(algo="toy", env_id=make).to_plain()["env_id"] == "<callable make>"
 
 
 def test_a_network_is_an_import_path_or_a_callable() -> None:

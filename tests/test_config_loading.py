@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +259,8 @@ def test_a_schedule_from_a_file_has_defaults_of_its_own(tmp_path: Path) -> None:
         tmp_path,
         "algo: toy\nenv_id: e\nalgo_kwargs:\n  epsilon:\n    initial: 0.5\n    final: 0.1\n",
     )
+    replaced = load(path, algo_kwargs={"epsilon": {"initial": 1, "kind": "constant"}}).origins
+    assert replaced["algo_kwargs.epsilon.final"] == "default"
     origins = load(path).origins
     names = ("initial", "final", "kind", "fraction")
     assert [origins[f"algo_kwargs.epsilon.{name}"] for name in names] == [
@@ -346,6 +349,12 @@ def test_an_empty_block_sets_nothing(tmp_path: Path) -> None:
         "algo: toy\nenv_id: e\nenv_kwargs:\nwrappers:\n# - A\nalgo_kwargs:\n  # gamma: 1\n",
     )
     assert load(path).config == load({"algo": "toy", "env_id": "e"}).config
+
+
+def test_the_error_can_cross_a_process_border() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(MINIMAL, "sed=1")
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
 def test_thousands_of_mistakes_are_cut_short(tmp_path: Path) -> None:

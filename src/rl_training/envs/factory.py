@@ -6,6 +6,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import gymnasium as gym
@@ -24,6 +25,8 @@ Wrapper: TypeAlias = str | Mapping[str, Mapping[str, Any]]
 _EXTRAS = {"gymnasium.envs.box2d": "box2d", "gymnasium.envs.mujoco": "mujoco"}
 _OWN_WRAPPERS = "rl_training.envs.wrappers"
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
 
 class _MadeVectorEnv(ConfigError):
     """A source made a vector environment where a single one was asked for."""
@@ -36,8 +39,8 @@ class _MadeVectorEnv(ConfigError):
 def make_env(
     source: EnvSource,
     *,
-    env_kwargs: Mapping[str, Any],
-    wrappers: Sequence[Wrapper],
+    env_kwargs: Mapping[str, Any] = NOTHING,
+    wrappers: Sequence[Wrapper] = (),
     render_mode: str | None = None,
 ) -> Env:
     """One environment: from a Gymnasium id, `package.module:Class`, a callable, or as it was given.
@@ -70,8 +73,8 @@ def make_vector_env(
     *,
     num_envs: int,
     vectorization: str = "sync",
-    env_kwargs: Mapping[str, Any],
-    wrappers: Sequence[Wrapper],
+    env_kwargs: Mapping[str, Any] = NOTHING,
+    wrappers: Sequence[Wrapper] = (),
 ) -> Venv:
     """Environments stepped together, reset within the step that ends an episode (SAME_STEP).
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import mujoco
+import mujoco  # type: ignore[import-untyped,import-not-found,unused-ignore]  # no stubs, optional
 import numpy as np
 
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION

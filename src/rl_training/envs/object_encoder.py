@@ -3,8 +3,7 @@
 None, booleans, numbers, text and bytes stand for themselves and a list stands for a tuple.
 Everything else is a dict whose key `$` names its kind. An object that is met twice moves to the
 table `shared`, and `{"$": "ref"}` points there; the given objects themselves are `layer` nodes.
-A set is saved with its elements in order, but the order of elements that Python hashes differently
-in each process (text, None, objects) is not reproducible, with or without a snapshot.
+A set keeps its elements but not the order in which it is iterated, which depends on its history.
 """
 
 from __future__ import annotations
@@ -46,11 +45,11 @@ class Encoder:
             tuple: self._tuple,
             complex: lambda v, _: {"$": "complex", "v": [v.real, v.imag]},
             range: lambda v, _: {"$": "range", "v": [v.start, v.stop, v.step]},
-            frozenset: lambda v, path: {"$": "frozenset", "v": self._elements(v, path)},
+            frozenset: lambda v, path: {"$": "frozenset", "v": self._items(v, path)},
         }
         self._mutable: dict[type, Callable[[Any, str], dict[str, Node]]] = {
             list: lambda v, path: {"$": "list", "v": self._items(v, path)},
-            set: lambda v, path: {"$": "set", "v": self._elements(v, path)},
+            set: lambda v, path: {"$": "set", "v": self._items(v, path)},
             deque: self._deque,
             **dict.fromkeys([*_DICT_KINDS, defaultdict], self._dict),
             np.ndarray: self._array,
@@ -157,15 +156,6 @@ class Encoder:
     def _items(self, items: Iterable[Any], path: str) -> list[Node]:
         return [self.encode(item, f"{path}[{index}]") for index, item in enumerate(items)]
 
-    def _elements(self, value: set[Any] | frozenset[Any], path: str) -> list[Node]:
-        elements = list(value)
-        if _stable_hash(elements) and list(type(value)(elements)) != elements:
-            raise SnapshotUnavailable(
-                f"{path} is a set whose iteration order depends on its history; a dict with the "
-                "same keys keeps its order and can be saved"
-            )
-        return self._items(elements, path)
-
     def _deque(self, value: deque[Any], path: str) -> dict[str, Node]:
         return {"$": "deque", "maxlen": value.maxlen, "v": self._items(value, path)}
 
@@ -212,19 +202,6 @@ class Encoder:
                 "that have a global name and no __del__ can be made again from a file"
             )
         return name
-
-
-def _stable_hash(elements: Iterable[Any]) -> bool:
-    return all(
-        _stable_hash(element) if type(element) in (tuple, frozenset) else _is_number(element)
-        for element in elements
-    )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float, complex, np.number, np.bool_)) and not isinstance(
-        value, Enum
-    )
 
 
 def _unavailable(value: object, path: str) -> SnapshotUnavailable:

@@ -149,6 +149,7 @@ def slots_of(cls: type) -> dict[str, types.MemberDescriptorType]:
     return {
         name: member
         for base in reversed(cls.__mro__)
+        if "__slots__" in vars(base)
         for name, member in vars(base).items()
         if isinstance(member, types.MemberDescriptorType)
     }
@@ -175,13 +176,8 @@ def class_name(cls: type) -> str | None:
     """
     module = getattr(cls, "__module__", "")  # classes made in C may lack one
     name = f"{module}:{cls.__qualname__}"
-    if (
-        module.partition(".")[0] in sys.stdlib_module_names
-        or hasattr(cls, "__del__")
-        or _lookup(name) is not cls
-    ):
-        return None
-    return name
+    acting = module.partition(".")[0] in sys.stdlib_module_names or hasattr(cls, "__del__")
+    return None if acting or _lookup(name) is not cls else name
 
 
 def find_class(name: str) -> type:

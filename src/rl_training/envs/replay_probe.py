@@ -37,6 +37,12 @@ def play(venv: Venv, actions: Sequence[Any]) -> list[Any]:
     return record
 
 
+def play_episode(venv: Venv, actions: Sequence[Any], *, seed: int | None) -> list[Any]:
+    """Reset, then play."""
+    obs, _ = venv.reset(seed=seed)
+    return [copy.deepcopy(obs), *play(venv, actions)]
+
+
 def same(left: Any, right: Any) -> bool:
     """Whether two records are equal to the bit, NaN included."""
     if isinstance(left, np.ndarray) and isinstance(right, np.ndarray) and left.dtype != object:

@@ -6,9 +6,11 @@ environment's own `get_state`/`set_state` or from a walk over its attributes.
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import gymnasium as gym
@@ -47,7 +49,10 @@ class SnapshotEnv(gym.Wrapper[Any, Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """The first observation of a new episode."""
+        """The first observation of a new episode; a seed also seeds the env's spaces."""
+        if seed is not None:
+            self.action_space.seed(seed)
+            self.observation_space.seed(seed)
         obs, info = self.env.reset(seed=seed, options=options)
         return _copied(obs), info
 
@@ -75,9 +80,15 @@ class SnapshotEnvMaker:
 
     make: Callable[[], gym.Env[Any, Any]]
     env_index: int
+    owner: int = field(default_factory=os.getpid)
 
     def __call__(self) -> SnapshotEnv:
         """A new environment."""
+        if os.getpid() != self.owner:
+            # A worker. Ctrl-C reaches it too, but only the owner decides when to stop, after a
+            # save that needs the worker; and the owner's handlers are of no use here.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         return SnapshotEnv(self.make(), self.env_index)
 
 
@@ -149,7 +160,8 @@ def resume_level(make: Callable[[], VectorEnv[Any, Any, Any]] | None, *, seed: i
         try:
             return _find_level(make, opened, seed)
         except Exception as error:  # it will show again in training, where it is reported in full
-            return ResumeLevel("statistical", f"the environment raised {error!r}")
+            raised = f"{type(error).__name__}: {error}"
+            return ResumeLevel("statistical", f"the environment raised {raised}")
 
 
 def _find_level(
@@ -169,14 +181,9 @@ def _find_level(
     trouble = _replay_trouble(first, build(), actions[steps:], seed)
     if not trouble:
         return ResumeLevel("exact", "saved, restored and replayed to the bit")
-    # A third one: the second may have taken over, with the state, what makes the two equal.
-    third = build()
-    runs = []
-    for venv in (first, third):
-        obs, _ = venv.reset(seed=seed)
-        runs.append([obs.copy() if isinstance(obs, np.ndarray) else obs])
-        runs[-1] += probe.play(venv, actions[:20])
-    if probe.same(runs[0], runs[1]):
+    # Against a third one: the second may have taken over what makes it equal to the first.
+    repeated = [probe.play_episode(venv, actions[:20], seed=seed) for venv in (first, build())]
+    if probe.same(*repeated):
         return ResumeLevel("boundary", trouble)
     if not probe.same(generators, probe.global_generators()):
         cause = "the environment draws from a global random generator, which no reset seed fixes"
@@ -198,12 +205,11 @@ def _replay_trouble(
         load_vector_state(second, state)
     except (SnapshotUnavailable, CheckpointError) as error:
         return str(error)
-    runs = []
-    for venv in (first, second):
-        record = probe.play(venv, actions)
-        record.append(venv.reset()[0])
-        runs.append(record + probe.play(venv, actions[:5]))
-    if probe.same(runs[0], runs[1]):
+    replayed = [
+        probe.play(venv, actions) + probe.play_episode(venv, actions[:5], seed=None)
+        for venv in (first, second)
+    ]
+    if probe.same(*replayed):
         return ""
     return "after a save and a restore it went another way: some state is outside its attributes"
 

@@ -106,15 +106,9 @@ def find_checkpoint(
     Damaged ones are passed over and named in `skipped`; if none is left, CheckpointError lists
     them all. With `parts` only those are hashed, which spares reading a large replay memory.
     """
-    kind = KINDS[best]
-    if (path / MANIFEST_NAME).exists() or _DIRECTORY.fullmatch(path.name):
-        candidates = [path]
-    else:
-        inner = path / CHECKPOINTS_DIR_NAME
-        folder = inner if inner.is_dir() else path
-        candidates = [folder / name for name in reversed(_list(folder, kind))]
+    kind = "best" if best else "step"
     skipped: list[str] = []
-    for candidate in candidates:
+    for candidate in _candidates(path, kind):
         try:
             if candidate.is_symlink() and candidate != path:
                 raise damaged(candidate, "a symbolic link, not a checkpoint")
@@ -136,12 +130,12 @@ def prune(checkpoints_dir: Path, *, keep: int) -> None:
     """Delete all but the newest `keep` step checkpoints and the newest best one."""
     if keep < 1:
         raise UsageError(f"expected to keep at least 1 checkpoint, found keep={keep}")
-    surplus = _list(checkpoints_dir, "step")[:-keep] + _list(checkpoints_dir, "best")[:-1]
-    for name in surplus:
-        try:
+    try:
+        steps, bests = _list(checkpoints_dir, "step"), _list(checkpoints_dir, "best")
+        for name in steps[:-keep] + bests[:-1]:
             remove(checkpoints_dir / name)
-        except OSError as error:
-            raise save_error(checkpoints_dir / name, error) from error
+    except OSError as error:
+        raise save_error(checkpoints_dir, error) from error
 
 
 def _encode_part(part: str, tree: StateTree) -> _Part:
@@ -197,15 +191,24 @@ def _install(folder: Path, target: Path) -> Path:
     return target
 
 
-def _list(folder: Path, kind: str) -> list[str]:
-    """The names of the checkpoints of one kind, oldest first."""
+def _candidates(path: Path, kind: str) -> list[Path]:
+    """The checkpoints that `path` can mean, newest first."""
+    if (path / MANIFEST_NAME).exists() or _DIRECTORY.fullmatch(path.name):
+        return [path]
+    inner = path / CHECKPOINTS_DIR_NAME
+    folder = inner if inner.is_dir() else path
     try:
-        names = os.listdir(folder)
+        return [folder / name for name in reversed(_list(folder, kind))]
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"expected a run or a checkpoint at {folder}, found none ({error}). Check the path."
         ) from error
-    return sorted((n for n in names if _DIRECTORY.fullmatch(n) and n.startswith(kind)), key=_age)
+
+
+def _list(folder: Path, kind: str) -> list[str]:
+    """The names of the checkpoints of one kind, oldest first."""
+    names = (name for name in os.listdir(folder) if _DIRECTORY.fullmatch(name))
+    return sorted((name for name in names if name.startswith(kind)), key=_age)
 
 
 def _age(name: str) -> tuple[int, int]:

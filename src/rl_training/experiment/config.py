@@ -64,7 +64,7 @@ GIVEN_TWICE = "given here and in algo_kwargs; keep one of them"
 
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _ENV_SOURCES = "an environment's id, package.module:Class, a callable or an environment"
-_MEMORY = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]?)(I?)B", re.IGNORECASE)
+_MEMORY = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]?)(I?)B", re.IGNORECASE | re.ASCII)
 
 
 def parse_memory(text: str) -> int:
@@ -198,7 +198,7 @@ class TrainConfig(ConfigModel):
     total_timesteps: Steps = 50_000
     eval_interval: Interval = Field(10_000, description="0 evaluates only at the end")
     eval_episodes: Episodes = 10
-    final_eval_episodes: Episodes = 100
+    final_eval_episodes: int = Field(100, ge=0, le=1_000_000, description="0 leaves it out")
     checkpoint_interval: Interval = Field(
         50_000, description="0 saves only at the end or when interrupted"
     )

@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rl_training.algorithms.base import Acting
 from rl_training.data.types import PolicyState, Transitions
@@ -44,13 +44,21 @@ class Collector:
         self.steps = 0
         self.episodes: deque[Episode] = deque(maxlen=100)
         self.episodes_finished = 0
+        self._failed = False
         self._no_rows = np.zeros(self.num_envs, np.bool_)
         self._all_rows = np.ones(self.num_envs, np.bool_)
 
     def reset(self, seeds: list[int], state: PolicyState) -> None:
         """Start new episodes everywhere, each environment with its own seed."""
+        envs = self.envs
+        for space in (envs.action_space, envs.observation_space):
+            space.seed(seeds[0])
+        envs.single_action_space.seed(seeds[0])
+        envs.single_observation_space.seed(seeds[0])
+        # A native vector environment draws all its numbers from one generator.
+        one_each = isinstance(envs.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
         try:
-            obs, _ = self.envs.reset(seed=seeds)
+            obs, _ = envs.reset(seed=seeds if one_each else seeds[0])
         except Exception as error:
             raise self._env_error("reset", error) from error
         self._obs = self._checked(self.adapter.encode(obs), self._all_rows)
@@ -141,7 +149,20 @@ class Collector:
                 "wrap it so that it gives finite numbers."
             )
 
+    def close(self) -> None:
+        """Close the environments; after an error in one of them, without waiting for the others."""
+        envs = self.envs.unwrapped
+        if self._failed and isinstance(envs, AsyncVectorEnv):
+            # Gymnasium's own close would wait for answers that never come.
+            for process in envs.processes:
+                process.kill()
+                process.join()
+            envs.closed = True
+        else:
+            self.envs.close()
+
     def _env_error(self, call: str, error: Exception) -> EnvError:
+        self._failed = True
         return EnvError(
             f"{self.adapter.spec.env_id} raised {type(error).__name__} in {call} at vector step "
             f"{self.steps + 1}: {error}"

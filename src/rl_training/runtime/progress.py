@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from fractions import Fraction
 from typing import Any
 
@@ -62,3 +64,21 @@ class Every:
             return False
         self.passed = env_steps // self.interval
         return True
+
+
+class Speed:
+    """Steps per second over the last few seconds, so that a forecast follows a change of pace."""
+
+    WINDOW_SECONDS = 5.0
+
+    def __init__(self, env_steps: int = 0) -> None:
+        self._marks: deque[tuple[float, int]] = deque([(time.monotonic(), env_steps)])
+
+    def measure(self, env_steps: int) -> float:
+        """The speed up to now."""
+        now = time.monotonic()
+        self._marks.append((now, env_steps))
+        while len(self._marks) > 2 and self._marks[1][0] <= now - self.WINDOW_SECONDS:
+            self._marks.popleft()
+        then, before = self._marks[0]
+        return (env_steps - before) / max(now - then, 1e-9)

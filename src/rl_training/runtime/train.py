@@ -60,6 +60,8 @@ def trainer(*specs: AlgorithmSpec) -> Train:
             raise ConfigError(f"algo: expected {' or '.join(by_name)}, found {config.algo!r}")
         return train(by_name[config.algo], config, callbacks=callbacks, resume=resume)
 
+    train_one.__name__ = train_one.__qualname__ = f"train_{specs[0].name}"
+    train_one.__doc__ = f"Train {' or '.join(by_name)} as the configuration says."
     return train_one
 
 
@@ -169,7 +171,7 @@ def _result(run: TrainingRun) -> TrainResult:
 
 def _close(run: TrainingRun) -> None:
     if run.owns_envs:
-        run.collector.envs.close()
+        run.collector.close()
     if run.evaluator is not None:
         run.evaluator.close()
 

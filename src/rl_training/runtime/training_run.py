@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Acting, Algorithm
 from rl_training.data.types import PolicyState
+from rl_training.envs.object_values import SnapshotUnavailable
 from rl_training.errors import NonFiniteError
 from rl_training.experiment.checkpointing import Checkpoint, prune, write_checkpoint
 from rl_training.experiment.config import TrainConfig
@@ -25,7 +26,7 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.evaluator import Evaluation, EvaluationStopped, Evaluator
 from rl_training.runtime.interrupts import Interrupts
-from rl_training.runtime.progress import Progress
+from rl_training.runtime.progress import Progress, Speed
 from rl_training.runtime.seeding import (
     derive_seed,
     env_seeds,
@@ -63,7 +64,7 @@ class TrainingRun:
     saved_at: int | None = None
     elapsed_before: float = 0.0
     started_at: float = field(default_factory=time.monotonic)
-    steps_at_start: int = 0
+    speed: Speed = field(default_factory=Speed)
     extra_values: dict[str, float] = field(default_factory=dict)
     recent_metrics: deque[dict[str, Tensor]] = field(
         default_factory=lambda: deque(maxlen=RECENT_UPDATES)
@@ -88,9 +89,8 @@ class TrainingRun:
 
     @property
     def steps_per_second(self) -> float:
-        """Environment transitions per second in this session."""
-        seconds = max(time.monotonic() - self.started_at, 1e-9)
-        return (self.env_steps - self.steps_at_start) / seconds
+        """Environment transitions per second, lately."""
+        return self.speed.measure(self.env_steps)
 
     def log(self, name: str, value: float) -> None:
         """Write a value of one's own with the next log row."""
@@ -208,7 +208,7 @@ class TrainingRun:
         self._restore_callbacks(loop["callbacks"])
         self.best_return = loop["best_return"]
         self.elapsed_before = loop["elapsed"]
-        self.steps_at_start = self.env_steps
+        self.speed = Speed(self.env_steps)
         self.checkpoint_path, self.saved_at = checkpoint.path, self.env_steps
         restore_global_generators(loop["generators"])
 
@@ -227,7 +227,7 @@ class TrainingRun:
         return {
             "progress": self.progress.state_dict(),
             "collector": self.collector.state_dict(),
-            "envs": self.collector.save_envs() if self.level == "exact" else None,
+            "envs": self._env_state(),
             "callbacks": [
                 [type(callback).__qualname__, state]
                 for callback in self.callbacks
@@ -238,6 +238,17 @@ class TrainingRun:
             "elapsed": self.elapsed,
             "generators": global_generator_state(),
         }
+
+    def _env_state(self) -> Any:
+        """The environments' state at level exact; the level falls, audibly, if it is lost."""
+        if self.level != "exact":
+            return None
+        try:
+            return self.collector.save_envs()
+        except SnapshotUnavailable as error:
+            self.level, self.level_reason = "statistical", str(error)
+            logger.warning("resume level: now statistical, it was exact (%s)", error)
+            return None
 
     def _save_best(self, evaluation: Evaluation) -> None:
         self.check_finite()

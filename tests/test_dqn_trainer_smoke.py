@@ -1,0 +1,365 @@
+"""`train_dqn` learns what it should, writes what it promises, and stops where it must."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+from toy_envs import ChainEnv, CountingEnv, NaNEnv, RaisingEnv
+from training import StopAt, tiny_config
+
+from rl_training import Callback, StopOnReturn, TrainConfig, train_dqn
+from rl_training.errors import (
+    ConfigError,
+    EnvError,
+    IncompatibleEnv,
+    NonFiniteError,
+    ReplayTooLarge,
+    SaveError,
+)
+from rl_training.experiment.checkpointing import find_checkpoint
+from rl_training.experiment.logging import read_metrics
+from rl_training.runtime.progress import Every, Progress
+from rl_training.runtime.result import TrainingInterrupted
+from rl_training.runtime.training_run import TrainingRun
+
+GAMMA = 0.8
+
+
+class TimedChain(ChainEnv):
+    """The chain with the time in sight (one-hot), so that a termination can be foreseen."""
+
+    def __init__(self, limit: int = 4) -> None:
+        super().__init__(limit, "termination")
+        self.observation_space = Box(0.0, 1.0, (limit + 1,), np.float32)
+
+    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(**kwargs)
+        return np.eye(self.limit + 1, dtype=np.float32)[0], {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        _, *rest = super().step(action)
+        return np.eye(self.limit + 1, dtype=np.float32)[self.t], *rest
+
+
+class KeepModel(Callback):
+    """Holds on to the trained network."""
+
+    def on_end(self, run: TrainingRun, result: Any) -> None:
+        self.model = run.algorithm.networks()["model"]
+
+
+def values_learned(env: Any, num_envs: int, tmp_path: Path) -> Any:
+    keep = KeepModel()
+    config = TrainConfig(
+        algo="dqn",
+        env_id=env,
+        num_envs=num_envs,
+        output_dir=tmp_path,
+        total_timesteps=2_500,
+        eval_interval=0,
+        final_eval_episodes=1,
+        algo_kwargs={
+            "gamma": GAMMA,
+            "hidden_sizes": [32],
+            "learning_rate": {"initial": 1e-2, "final": 1e-4},
+            "learning_starts": 50,
+            "replay_ratio": 1.0,
+            "batch_size": 32,
+            "tau": 0.1,
+        },
+    )
+    train_dqn(config, callbacks=[keep])
+    return keep.model
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_a_time_limit_that_truncates_bootstraps(num_envs: int, tmp_path: Path) -> None:
+    model = values_learned(partial(ChainEnv, 4, "truncation"), num_envs, tmp_path)
+    value = float(model(torch.ones(1, 1)).detach().mean())
+    assert value == pytest.approx(1 / (1 - GAMMA), abs=0.1)  # 5, not the finite sum 2.952
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_a_limit_that_terminates_ends_the_sum(num_envs: int, tmp_path: Path) -> None:
+    model = values_learned(partial(TimedChain, 4), num_envs, tmp_path)
+    values = model(torch.eye(5)[:4]).detach().mean(1)
+    # One step before the end 1, then 1 + 0.8, 1 + 0.8 + 0.64, and 2.952 at the start.
+    expected = [sum(GAMMA**k for k in range(left)) for left in (4, 3, 2, 1)]
+    np.testing.assert_allclose(values.numpy(), expected, atol=0.1)
+
+
+def test_train_dqn_writes_checkpoint_metrics_and_summary(tmp_path: Path) -> None:
+    result = train_dqn(tiny_config("dqn", tmp_path))
+    names = {path.name.split(".")[0] for path in result.run_dir.iterdir()} - {""}
+    assert names >= {"config", "metadata", "metrics", "checkpoints", "summary", "events"}
+    summary = json.loads((result.run_dir / "summary.json").read_text())
+    for key in ("algo", "env_id", "seed", "eval_return_std", "best_eval_return_mean"):
+        assert key in summary
+    assert summary["global_step"] == result.global_step == 240
+    assert summary["updates"] == result.updates == (240 - 20) // 2
+    assert summary["eval_return_mean"] == np.mean(result.eval_returns)
+    assert summary["eval_episodes"] == len(result.eval_returns) == 3
+    assert summary["steps_per_second"] == pytest.approx(240 / summary["wall_time_s"])
+    assert summary["status"] == "finished"
+    rows = read_metrics(result.run_dir / "metrics.jsonl")
+    logged = [row for row in rows if "train/loss" in row]
+    assert [row["global_step"] for row in logged] == [50, 100, 150, 200]
+    assert [row["global_step"] for row in rows if "eval/return_mean" in row] == [100, 200, 240]
+    wanted = {"train/q_value_mean", "train/target_mean", "train/td_error_mean", "train/epsilon"}
+    assert wanted <= set(logged[-1])
+    assert {"rollout/episode_return", "time/steps_per_second"} <= set(logged[-1])
+    # The default exploration schedule ends after a tenth of the run.
+    assert logged[-1]["train/epsilon"] == pytest.approx(0.05)
+    checkpoint = find_checkpoint(result.run_dir)
+    assert checkpoint.path == result.checkpoint_path
+    assert checkpoint.env_steps == 240
+    assert checkpoint.info["resume_level"] == "exact"
+
+
+def test_checkpoints_are_kept_as_many_as_asked_and_the_best_stays(tmp_path: Path) -> None:
+    config = tiny_config("dqn", tmp_path, checkpoint_interval=50, keep_checkpoints=2)
+    result = train_dqn(config)
+    names = sorted(path.name for path in (result.run_dir / "checkpoints").iterdir())
+    assert [n for n in names if n.startswith("step")] == ["step_000000000200", "step_000000000240"]
+    best = find_checkpoint(result.run_dir, best=True)
+    assert best.info["eval_return_mean"] == result.best_eval_return_mean
+
+
+def test_two_runs_never_share_a_directory(tmp_path: Path) -> None:
+    config = tiny_config("dqn", tmp_path, run_name="same", total_timesteps=30)
+    assert train_dqn(config).run_dir.name == "same"
+    assert train_dqn(config).run_dir.name == "same-2"
+
+
+def test_replay_ratio_is_exact_for_odd_fractions() -> None:
+    for ratio, steps, owed in ((0.1, 30, 3), (0.3, 10, 3), (2.5, 3, 7), (1 / 3, 9, 2)):
+        progress = Progress(1_000, learning_starts=100, replay_ratio=ratio)
+        made = 0
+        for step in range(1, 100 + steps + 1):
+            progress.env_steps = step
+            made += progress.updates_owed()
+            progress.updates = made
+        assert made == owed, ratio
+
+
+def test_intervals_fire_once_for_each_multiple_passed() -> None:
+    every = Every(10)
+    fired = [step for step in (3, 9, 12, 15, 19, 20, 45, 46, 50) if every.due(step)]
+    assert fired == [12, 20, 45, 50]
+    assert not Every(0).due(1_000)
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        ({"action": Box(-2, 2, (1,))}, "dqn takes Discrete actions; .* has Box"),
+        ({"observation": Box(0, 255, (8, 8, 3), np.uint8)}, "takes Box vectors observations; .* has Box"),
+        ({"observation": Discrete(3)}, r"takes Box vectors observations; .* has Discrete\(3\)"),
+        ({"action": gym.spaces.MultiBinary(3)}, r"has MultiBinary\(3\)"),
+    ],
+)
+def test_spaces_dqn_does_not_take_are_refused_by_name(
+    space: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    class Odd(CountingEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            self.observation_space = space.get("observation", self.observation_space)
+            self.action_space = space.get("action", self.action_space)
+
+    with pytest.raises(IncompatibleEnv, match=message):
+        train_dqn(TrainConfig(algo="dqn", env_id=Odd, output_dir=tmp_path))
+
+
+def test_actions_that_do_not_start_at_zero_reach_the_environment_as_it_counts_them(
+    tmp_path: Path,
+) -> None:
+    class FromFive(CountingEnv):
+        taken: set[int] = set()
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.action_space = Discrete(2, start=5)
+
+        def step(self, action: int) -> Any:
+            self.taken.add(int(action))
+            return super().step(action)
+
+    train_dqn(tiny_config("dqn", tmp_path, env_id=FromFive, total_timesteps=60))
+    assert FromFive.taken == {5, 6}
+
+
+def test_a_built_vector_environment_can_be_passed_in(tmp_path: Path) -> None:
+    venv = gym.make_vec("CartPole-v1", num_envs=3)  # native, NEXT_STEP
+    result = train_dqn(tiny_config("dqn", tmp_path, env_id=venv))
+    assert 240 <= result.global_step < 243
+    assert result.updates == (result.global_step - 20) // 2
+    venv.reset()  # still open: it is the caller's
+    venv.close()
+
+
+def test_a_built_environment_that_cannot_be_built_again_needs_no_evaluation(
+    tmp_path: Path,
+) -> None:
+    config = tiny_config("dqn", tmp_path, env_id=CountingEnv())
+    with pytest.raises(ConfigError, match="pass a callable"):
+        train_dqn(config)
+    result = train_dqn(config.with_changes(eval_interval=0, final_eval_episodes=0))
+    assert result.eval_return_mean is None
+    assert result.global_step == 240
+
+
+def test_the_wrong_algorithm_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="algo: expected dqn, found 'ppo'"):
+        train_dqn(TrainConfig(algo="ppo", env_id="CartPole-v1", output_dir=tmp_path))
+
+
+def test_an_unknown_hyper_parameter_is_refused_before_anything_is_built(tmp_path: Path) -> None:
+    def never() -> Any:
+        raise AssertionError("an environment was built")
+
+    config = TrainConfig(algo="dqn", env_id=never, output_dir=tmp_path, algo_kwargs={"gama": 0.9})
+    with pytest.raises(ConfigError, match=r"algo_kwargs.gama.*algo_kwargs.gamma"):
+        train_dqn(config)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_replay_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    config = tiny_config("dqn", tmp_path, algo_kwargs={"buffer_size": 10**10})
+    with pytest.raises(ReplayTooLarge, match="buffer_size"):
+        train_dqn(config)
+
+
+@pytest.mark.parametrize("where", ["reward", "obs"])
+def test_nan_from_the_environment_stops_training_and_keeps_the_last_checkpoint(
+    where: str, tmp_path: Path
+) -> None:
+    config = tiny_config(
+        "dqn", tmp_path, env_id=partial(NaNEnv, 120, where), checkpoint_interval=50, eval_interval=0
+    )
+    with pytest.raises(NonFiniteError, match="environment 0 at vector step 120"):
+        train_dqn(config)
+    (run_dir,) = tmp_path.iterdir()
+    assert find_checkpoint(run_dir).env_steps == 100
+
+
+def test_non_finite_weights_are_never_saved(tmp_path: Path) -> None:
+    class Break(Callback):
+        def on_step(self, run: TrainingRun) -> None:
+            if run.env_steps == 120:
+                next(run.algorithm.networks()["model"].parameters()).data[0] = float("inf")
+
+    config = tiny_config("dqn", tmp_path, checkpoint_interval=50, log_interval=1000)
+    with pytest.raises(NonFiniteError, match=r"at step 150 .*nothing non-finite was saved"):
+        train_dqn(config, callbacks=[Break()])
+    (run_dir,) = tmp_path.iterdir()
+    assert find_checkpoint(run_dir).env_steps == 100
+
+
+def test_an_environment_that_raises_ends_the_run_with_its_words(tmp_path: Path) -> None:
+    with pytest.raises(EnvError, match=r"RuntimeError in step at vector step 7: the robot fell over"):
+        train_dqn(tiny_config("dqn", tmp_path, env_id=partial(RaisingEnv, 7)))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_then_stops_and_handlers_are_put_back(number: int, tmp_path: Path) -> None:
+    class Signal(Callback):
+        def on_step(self, run: TrainingRun) -> None:
+            if run.env_steps == 77:
+                os.kill(os.getpid(), number)
+
+    before = signal.getsignal(number)
+    with pytest.raises(TrainingInterrupted) as caught:
+        train_dqn(tiny_config("dqn", tmp_path), callbacks=[Signal()])
+    assert signal.getsignal(number) == before
+    assert caught.value.signal_number == number
+    result = caught.value.result
+    assert result.status == "interrupted"
+    assert find_checkpoint(result.run_dir).env_steps == result.global_step in (77, 78)
+    assert json.loads((result.run_dir / "summary.json").read_text())["status"] == "interrupted"
+
+
+def test_a_directory_that_cannot_be_written_is_a_save_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(SaveError, match="file"):
+        train_dqn(tiny_config("dqn", tmp_path / "file"))
+
+
+class Recorder(Callback):
+    """Notes what happens, adds a value to the log, and has a state of its own."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.steps_seen = 0
+
+    def on_start(self, run: TrainingRun) -> None:
+        self.events.append(f"start {run.env_steps}")
+
+    def on_step(self, run: TrainingRun) -> None:
+        self.steps_seen += 1
+        run.log("mine/steps_seen", self.steps_seen)
+
+    def on_log(self, run: TrainingRun, values: dict[str, float]) -> None:
+        values["mine/twice"] = 2.0 * run.env_steps
+
+    def on_evaluation(self, run: TrainingRun, evaluation: Any) -> None:
+        self.events.append(f"evaluation {run.env_steps} of {len(evaluation.returns)}")
+
+    def on_checkpoint(self, run: TrainingRun, path: Path) -> None:
+        self.events.append(f"checkpoint {path.name[-3:]}")
+
+    def on_end(self, run: TrainingRun, result: Any) -> None:
+        self.events.append(f"end {result.global_step} {result.status}")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps_seen": self.steps_seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps_seen = state["steps_seen"]
+
+
+def test_callbacks_see_the_run_and_keep_their_state_over_a_resume(tmp_path: Path) -> None:
+    first = Recorder()
+    with pytest.raises(TrainingInterrupted) as caught:
+        train_dqn(tiny_config("dqn", tmp_path), callbacks=[first, StopAt(130)])
+    run_dir = caught.value.result.run_dir
+    assert first.events == [
+        "start 0",
+        "evaluation 100 of 2",
+        "checkpoint 130",
+        "end 130 interrupted",
+    ]
+    second = Recorder()
+    train_dqn(tiny_config("dqn", tmp_path), callbacks=[second], resume=run_dir)
+    assert second.events == [
+        "start 130",
+        "evaluation 200 of 2",
+        "checkpoint 240",
+        "evaluation 240 of 3",
+        "end 240 finished",
+    ]
+    assert second.steps_seen == 240
+    logged = [r for r in read_metrics(run_dir / "metrics.jsonl") if "mine/twice" in r]
+    assert [(r["mine/steps_seen"], r["mine/twice"]) for r in logged] == [
+        (49, 100),  # the row of step 50 is written before the callback's own step 50
+        (99, 200),
+        (149, 300),
+        (199, 400),
+    ]
+
+
+def test_a_run_can_stop_early_when_it_is_good_enough(tmp_path: Path) -> None:
+    result = train_dqn(tiny_config("dqn", tmp_path), callbacks=[StopOnReturn(5.0)])
+    assert result.global_step == 100
+    assert result.status == "finished"
+    assert result.eval_return_mean is not None
