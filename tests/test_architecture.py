@@ -48,7 +48,11 @@ def test_trainer_modules_are_declarations_only(path: Path) -> None:
     assert lines(path) < 40
     control = (ast.If, ast.For, ast.While, ast.Try, ast.With, ast.FunctionDef, ast.IfExp)
     control += (ast.Lambda, ast.comprehension)
-    found = [type(node).__name__ for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, control)]
+    found = [
+        type(node).__name__
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, control)
+    ]
     assert found == []
 
 

@@ -1,4 +1,4 @@
-"""Whatever a vector environment does at the end of an episode, true transitions leave the collector."""
+"""Whatever a vector environment does when an episode ends, true transitions come out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_envs import CountingEnv, NaNEnv, RaisingEnv, RandomWalkEnv
 
 from rl_training.algorithms.base import Acting
 from rl_training.data.types import PolicyState, Transitions
@@ -21,6 +20,7 @@ from rl_training.envs.factory import make_vector_env
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.errors import EnvError, NonFiniteError
 from rl_training.runtime.collector import Collector
+from toy_envs import CountingEnv, NaNEnv, RaisingEnv, RandomWalkEnv
 
 MODES = (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)
 
@@ -215,7 +215,9 @@ def test_policy_state_is_carried_and_given_back_with_the_step() -> None:
 def test_the_first_nan_stops_with_environment_and_step(where: str, what: str) -> None:
     makers = [make(CountingEnv, 5), make(NaNEnv, 4, where)]
     for mode in MODES:
-        with pytest.raises(NonFiniteError, match=rf"non-finite {what} in environment 1 at vector step 4"):
+        with pytest.raises(
+            NonFiniteError, match=rf"non-finite {what} in environment 1 at vector step 4"
+        ):
             collect(SyncVectorEnv(makers, autoreset_mode=mode), 10)
 
 

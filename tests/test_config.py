@@ -215,7 +215,9 @@ def test_memory_sizes(text: str, size: int) -> None:
     assert parse_memory(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "2", "GiB", "-1GB", "1e9B", "2 iB", "0MB", "2\u212aB", "9" * 15 + "TiB"])
+@pytest.mark.parametrize(
+    "text", ["", "2", "GiB", "-1GB", "1e9B", "2 iB", "0MB", "2\u212aB", "9" * 15 + "TiB"]
+)
 def test_other_texts_are_no_memory_sizes(text: str) -> None:
     with pytest.raises(ConfigError, match="expected a size such as 2GiB"):
         parse_memory(text)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from training import ALGORITHMS, StopAt, final_state, tiny_config
 
 from rl_training.api import managed
 from rl_training.experiment.config_loading import packaged_configs
@@ -18,6 +17,7 @@ from rl_training.experiment.state_tree import tree_hash
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.result import TrainingInterrupted
 from rl_training.runtime.training_run import TrainingRun
+from training import ALGORITHMS, StopAt, final_state, tiny_config
 
 pytestmark = pytest.mark.parametrize("algo", ALGORITHMS)
 
@@ -42,7 +42,9 @@ def test_update_changes_parameters_gives_finite_metrics_and_leaves_the_batch_alo
         def look(self, run: TrainingRun) -> None:
             if run.updates < 5 or self.seen:
                 return
-            before = {k: v.clone() for k, v in run.algorithm.networks()["model"].state_dict().items()}
+            before = {
+                k: v.clone() for k, v in run.algorithm.networks()["model"].state_dict().items()
+            }
             batch = run.buffer.sample(16)
             tensors = [value for value in batch if isinstance(value, torch.Tensor)]
             copies = [value.clone() for value in tensors]
@@ -99,9 +101,7 @@ def test_updates_per_transition_do_not_depend_on_the_number_of_environments(
 
 
 @pytest.mark.parametrize("num_envs", [1, 3])
-def test_stopped_and_resumed_equals_never_stopped(
-    algo: str, num_envs: int, tmp_path: Path
-) -> None:
+def test_stopped_and_resumed_equals_never_stopped(algo: str, num_envs: int, tmp_path: Path) -> None:
     config = tiny_config(algo, tmp_path, num_envs=num_envs)
     straight = final_state(train(config).run_dir)
     for cut in np.random.default_rng(0).integers(5, 235, 3):

@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
-from toy_envs import ChainEnv, CountingEnv, NaNEnv, RaisingEnv
-from training import StopAt, tiny_config
 
 from rl_training import Callback, StopOnReturn, TrainConfig, train_dqn
 from rl_training.errors import (
@@ -31,6 +29,8 @@ from rl_training.experiment.logging import read_metrics
 from rl_training.runtime.progress import Every, Progress
 from rl_training.runtime.result import TrainingInterrupted
 from rl_training.runtime.training_run import TrainingRun
+from toy_envs import ChainEnv, CountingEnv, NaNEnv, RaisingEnv
+from training import StopAt, tiny_config
 
 GAMMA = 0.8
 
@@ -163,7 +163,10 @@ def test_intervals_fire_once_for_each_multiple_passed() -> None:
     ("space", "message"),
     [
         ({"action": Box(-2, 2, (1,))}, "dqn takes Discrete actions; .* has Box"),
-        ({"observation": Box(0, 255, (8, 8, 3), np.uint8)}, "takes Box vectors observations; .* has Box"),
+        (
+            {"observation": Box(0, 255, (8, 8, 3), np.uint8)},
+            "takes Box vectors observations; .* has Box",
+        ),
         ({"observation": Discrete(3)}, r"takes Box vectors observations; .* has Discrete\(3\)"),
         ({"action": gym.spaces.MultiBinary(3)}, r"has MultiBinary\(3\)"),
     ],
@@ -184,19 +187,19 @@ def test_spaces_dqn_does_not_take_are_refused_by_name(
 def test_actions_that_do_not_start_at_zero_reach_the_environment_as_it_counts_them(
     tmp_path: Path,
 ) -> None:
-    class FromFive(CountingEnv):
-        taken: set[int] = set()
+    taken: set[int] = set()
 
+    class FromFive(CountingEnv):
         def __init__(self) -> None:
             super().__init__()
             self.action_space = Discrete(2, start=5)
 
         def step(self, action: int) -> Any:
-            self.taken.add(int(action))
+            taken.add(int(action))
             return super().step(action)
 
     train_dqn(tiny_config("dqn", tmp_path, env_id=FromFive, total_timesteps=60))
-    assert FromFive.taken == {5, 6}
+    assert taken == {5, 6}
 
 
 def test_a_built_vector_environment_can_be_passed_in(tmp_path: Path) -> None:
@@ -267,7 +270,9 @@ def test_non_finite_weights_are_never_saved(tmp_path: Path) -> None:
 
 
 def test_an_environment_that_raises_ends_the_run_with_its_words(tmp_path: Path) -> None:
-    with pytest.raises(EnvError, match=r"RuntimeError in step at vector step 7: the robot fell over"):
+    with pytest.raises(
+        EnvError, match=r"RuntimeError in step at vector step 7: the robot fell over"
+    ):
         train_dqn(tiny_config("dqn", tmp_path, env_id=partial(RaisingEnv, 7)))
 
 

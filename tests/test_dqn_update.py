@@ -213,7 +213,9 @@ def test_state_round_trip_continues_bit_for_bit() -> None:
     for number in range(5, 10):
         resumed.update(make_batch([0, 1], [1.0, -1.0], [0.9, 0.9]), Moment(number, 100))
     assert torch.equal(resumed.optimizer.flat, straight.optimizer.flat)
-    for mine, other in zip(resumed.target.module.parameters(), straight.target.module.parameters()):
+    for mine, other in zip(
+        resumed.target.module.parameters(), straight.target.module.parameters(), strict=True
+    ):
         assert torch.equal(mine, other)
 
 
@@ -223,7 +225,10 @@ def test_network_gives_a_value_per_action_and_acts_greedily() -> None:
     assert [type(layer).__name__ for layer in network.layers] == ["Linear", "ReLU"] * 2 + ["Linear"]
     assert network(obs).shape == (5, 4)
     assert torch.equal(network.act(obs), network(obs).argmax(1))
-    bounds = [p.abs().max().item() <= 1 / fan_in**0.5 for p, fan_in in zip(network.parameters(), (3, 3, 16, 16, 16, 16))]
+    bounds = [
+        p.abs().max().item() <= 1 / fan_in**0.5
+        for p, fan_in in zip(network.parameters(), (3, 3, 16, 16, 16, 16), strict=True)
+    ]
     assert all(bounds)
 
 

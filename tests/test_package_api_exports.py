@@ -24,7 +24,9 @@ def test_every_algorithm_has_a_managed_class_exported_twice() -> None:
     managed = {
         kind.algo_name: kind
         for kind in vars(rl_training.api).values()
-        if isinstance(kind, type) and issubclass(kind, ManagedAlgorithm) and kind is not ManagedAlgorithm
+        if isinstance(kind, type)
+        and issubclass(kind, ManagedAlgorithm)
+        and kind is not ManagedAlgorithm
     }
     assert set(managed) == set(all_specs())
     for kind in managed.values():

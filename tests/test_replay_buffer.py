@@ -26,7 +26,9 @@ def one_step(
 
 
 def steps(rows: list[tuple[float, float, bool, bool, bool]], action: int = 0) -> Transitions:
-    obs, following, first, terminated, valid = (np.array(column) for column in zip(*rows))
+    obs, following, first, terminated, valid = (
+        np.array(column) for column in zip(*rows, strict=True)
+    )
     return Transitions(
         obs=np.stack([obs, -obs], 1).astype(np.float32),
         action=np.full(len(rows), action),
@@ -42,7 +44,14 @@ def steps(rows: list[tuple[float, float, bool, bool, bool]], action: int = 0) ->
 def everything(buffer: ReplayBuffer) -> set[tuple[float, float, float]]:
     """Every (observation, successor, discount) the buffer can give."""
     batch = buffer.sample(4000)
-    return set(zip(batch.obs[:, 0].tolist(), batch.next_obs[:, 0].tolist(), batch.discount.tolist()))
+    return set(
+        zip(
+            batch.obs[:, 0].tolist(),
+            batch.next_obs[:, 0].tolist(),
+            batch.discount.tolist(),
+            strict=True,
+        )
+    )
 
 
 def test_discount_is_gamma_and_zero_only_after_termination() -> None:

@@ -105,7 +105,9 @@ def train(
         from rl_training.experiment.registry import resolve_config
 
         arguments = {"seed": seed, "output_dir": None if output_dir is None else str(output_dir)}
-        overrides = [f"{key}={json.dumps(value)}" for key, value in arguments.items() if value is not None]
+        overrides = [
+            f"{key}={json.dumps(value)}" for key, value in arguments.items() if value is not None
+        ]
         loaded = resolve_config(config, overrides=[*(settings or ()), *overrides])
         if seeds is not None:
             _train_seeds(loaded.config, seeds, jobs)
@@ -174,7 +176,9 @@ def predict(
     checkpoint: CheckpointOption,
     observation: Annotated[
         str | None,
-        typer.Option("--observation", help="JSON; without it, one JSON per line of standard input."),
+        typer.Option(
+            "--observation", help="JSON; without it, one JSON per line of standard input."
+        ),
     ] = None,
     best: BestOption = False,
     stochastic: Annotated[

@@ -100,7 +100,9 @@ def check_network(model: nn.Module, spec: EnvSpec, output: tuple[int, ...]) -> N
     try:
         found = model(torch.zeros(1, *spec.obs_shape, device=device))
     except Exception as error:
-        raise ConfigError(f"network: expected {expected}, but calling it raised: {error}") from error
+        raise ConfigError(
+            f"network: expected {expected}, but calling it raised: {error}"
+        ) from error
     shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
     if shape != (1, *output):
         raise ConfigError(f"network: expected {expected}, found {shape} for one observation")

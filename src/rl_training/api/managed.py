@@ -91,9 +91,7 @@ class ManagedAlgorithm:
             managed._check_env()
         return managed
 
-    def learn(
-        self, *, callbacks: Sequence[Callback] = (), progress: bool = False
-    ) -> TrainResult:
+    def learn(self, *, callbacks: Sequence[Callback] = (), progress: bool = False) -> TrainResult:
         """Train from the beginning to the end of the budget; `progress` shows a bar."""
         return self._train(self.config, callbacks, progress, resume=None)
 
@@ -169,9 +167,7 @@ class ManagedAlgorithm:
         resume: Path | None,
     ) -> TrainResult:
         self._environments()
-        result = train_config(
-            config, callbacks=[*callbacks, *_console(progress)], resume=resume
-        )
+        result = train_config(config, callbacks=[*callbacks, *_console(progress)], resume=resume)
         self.run_dir = result.run_dir
         checkpoint, _ = open_checkpoint(result.run_dir)
         self._checkpoint = checkpoint.path
@@ -222,9 +218,7 @@ class ManagedAlgorithm:
             "exact": False,
             "config": self.config.to_plain(),
         }
-        return write_checkpoint(
-            folder, kind="best", env_steps=0, parts=agent.parts(), info=info
-        )
+        return write_checkpoint(folder, kind="best", env_steps=0, parts=agent.parts(), info=info)
 
 
 def _console(progress: bool) -> list[Callback]:
@@ -239,5 +233,8 @@ def load_any(path: str | Path, *, best: bool = False) -> ManagedAlgorithm:
     """The managed object of whatever algorithm a checkpoint was trained with."""
     checkpoint, _ = open_checkpoint(path, best=best)
     name = checkpoint.info["algo"]
-    kind = type("Loaded", (ManagedAlgorithm,), {"algo_name": name})
-    return kind.load(checkpoint.path)
+
+    class Loaded(ManagedAlgorithm):
+        algo_name = name
+
+    return Loaded.load(checkpoint.path)

@@ -24,7 +24,8 @@ def refuse_if_too_large(needed: int, transitions: int) -> None:
         raise ReplayTooLarge(
             f"the replay buffer of {transitions:,} transitions needs {format_bytes(needed)}, and "
             f"{format_bytes(available)} are available. Set algo_kwargs.buffer_size to at most "
-            f"{fitting:,}, or algo_kwargs.replay_memory to a size such as '{_four_fifths(available)}'."
+            f"{fitting:,}, or algo_kwargs.replay_memory to a size such as "
+            f"'{_four_fifths(available)}'."
         )
 
 

@@ -44,7 +44,7 @@ class Decoder:
             "scalar": lambda node, _, __: values.decode_scalar(node),
             "complex": lambda node, _, __: complex(*node["v"]),
             "range": lambda node, _, __: range(*node["v"]),
-            "frozenset": lambda node, _, path: frozenset(self._elements(node["v"], path)),
+            "frozenset": lambda node, _, path: frozenset(self._items(node["v"], (), path)),
         }
         # A mutable value is made first and filled second, so that a cycle finds it.
         self._make: dict[str, Callable[[dict[str, Node], Any], Any]] = {
@@ -163,14 +163,14 @@ class Decoder:
         target[:] = self._items(node["v"], target, path)
 
     def _fill_set(self, target: set[Any], node: dict[str, Node], path: str) -> None:
-        items = self._elements(node["v"], path)
+        # The order of iteration depends on a set's history and cannot be restored in general. So
+        # that the replay probe finds out whether an environment minds, it is changed on purpose:
+        # other elements widen the table for a moment, which sends most to other places in it.
+        items = self._items(node["v"], (), path)
+        padding = [object() for _ in range(4 * len(items) + 8)]
         target.clear()
-        target.update(items)
-
-    def _elements(self, nodes: list[Node], path: str) -> list[Any]:
-        # Reversed on purpose: the order of iteration cannot be restored in general, so the replay
-        # probe shall meet another one and find out whether the environment minds.
-        return self._items(nodes, (), path)[::-1]
+        target.update(padding, reversed(items))
+        target.difference_update(padding)
 
     def _fill_deque(self, target: deque[Any], node: dict[str, Node], path: str) -> None:
         items = self._items(node["v"], target, path)

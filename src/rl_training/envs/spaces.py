@@ -66,7 +66,6 @@ class SpaceAdapter:
         return {"observation_space": str(self.observation), "action_space": str(self.action)}
 
 
-
 def space_to_plain(space: spaces.Space[Any]) -> dict[str, Any]:
     """A space as plain values and arrays, for a checkpoint."""
     if isinstance(space, spaces.Discrete):

@@ -219,7 +219,11 @@ def parse_seeds(text: str) -> list[int]:
     seeds: list[int] = []
     for part in text.split(","):
         low, dash, high = part.strip().partition("-")
-        if not low.isdecimal() or (dash and not high.isdecimal()) or (dash and int(high) < int(low)):
+        if (
+            not low.isdecimal()
+            or (dash and not high.isdecimal())
+            or (dash and int(high) < int(low))
+        ):
             raise UsageError(f"--seeds: expected seeds such as 0-4 or 0,3,7, found {text!r}")
         seeds += range(int(low), int(high or low) + 1)
     if len(set(seeds)) != len(seeds):
@@ -228,7 +232,10 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def _refuse_objects(plain: dict[str, Any]) -> None:
-    for key, value in (("env_id", plain["env_id"]), ("network", plain["algo_kwargs"].get("network"))):
+    for key, value in (
+        ("env_id", plain["env_id"]),
+        ("network", plain["algo_kwargs"].get("network")),
+    ):
         if is_placeholder(value):
             raise ConfigError(
                 f"{key}: seeds run in processes of their own, which cannot receive {value}; give "

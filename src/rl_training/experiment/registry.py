@@ -39,7 +39,7 @@ def resolve_config(
     overrides: Sequence[str] = (),
     arguments: Mapping[str, Any] | None = None,
 ) -> LoadedConfig:
-    """A complete configuration from a file, a packaged name or a mapping, with what overrides it."""
+    """A complete configuration from a file, packaged name or mapping, with what overrides it."""
     return load_config(source, overrides=overrides, arguments=arguments, hyper_model=hyper_model)
 
 
@@ -75,4 +75,3 @@ def load_agent(checkpoint: Checkpoint, config: TrainConfig) -> Agent:
     agent.restore(checkpoint)
     agent.set_progress(checkpoint.env_steps, config.total_timesteps)
     return agent
-

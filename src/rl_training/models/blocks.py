@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from torch import nn
 
@@ -12,6 +13,6 @@ def mlp(
 ) -> nn.Sequential:
     """Linear layers of the given sizes with an activation between them, and after them if `end`."""
     layers: list[nn.Module] = []
-    for fan_in, fan_out in zip(sizes[:-1], sizes[1:], strict=True):
+    for fan_in, fan_out in pairwise(sizes):
         layers += [nn.Linear(fan_in, fan_out), activation()]
     return nn.Sequential(*(layers if end else layers[:-1]))

@@ -36,4 +36,4 @@ class MLPQNetwork(nn.Module):
 
     def act(self, obs: Tensor) -> Tensor:
         """The greedy action of each row."""
-        return self(obs).argmax(-1)
+        return self.forward(obs).argmax(-1)

@@ -16,7 +16,7 @@ from rl_training.envs.imports import import_object
 from rl_training.envs.spaces import SpaceAdapter, space_from_plain, space_to_plain
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import Checkpoint
-from rl_training.experiment.config import HyperParameters, TrainConfig
+from rl_training.experiment.config import HyperParameters, TrainConfig, is_placeholder
 from rl_training.runtime.seeding import derive_seed
 from rl_training.runtime.spec import AlgorithmSpec
 
@@ -56,9 +56,7 @@ class Agent:
         first = self._episode_starts(state, episode_start, len(encoded))
         if state is None:
             state = self.algorithm.initial_state(len(encoded))
-        acting = self.algorithm.act(
-            encoded, state, first, self.moment, explore=not deterministic
-        )
+        acting = self.algorithm.act(encoded, state, first, self.moment, explore=not deterministic)
         action = self.adapter.decode(acting.action)
         return (action[0] if single else action), acting.state
 
@@ -144,7 +142,10 @@ def resolve_device(name: str) -> torch.device:
 def _network(spec: AlgorithmSpec, hyper: HyperParameters) -> Callable[..., nn.Module]:
     if hyper.network is None:
         return spec.model
+    if is_placeholder(hyper.network):
+        raise ConfigError(
+            f"algo_kwargs.network: this agent's network was passed as an object ({hyper.network}); "
+            "pass it again: load(path, network=...)"
+        )
     network = import_object(hyper.network) if isinstance(hyper.network, str) else hyper.network
     return cast("Callable[..., nn.Module]", network)
-
-

@@ -78,7 +78,11 @@ class Environments:
                 "made for evaluation; pass a callable that builds it, or set eval_interval=0 and "
                 "final_eval_episodes=0"
             )
-        return gym.make(self.source.spec.id, **self.source.spec.kwargs)
+        if isinstance(self.source, gym.Env):
+            return gym.make(self.source.spec)
+        vector_only = {"num_envs", "vectorization_mode", "vector_kwargs"}
+        kwargs = {k: v for k, v in self.source.spec.kwargs.items() if k not in vector_only}
+        return gym.make(self.source.spec.id, **kwargs)
 
     def resume_level(self) -> ResumeLevel:
         """How exactly a run in these environments can be resumed."""

@@ -7,7 +7,7 @@ the successor is the last observation of the episode, and a row that only resets
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
@@ -58,7 +58,7 @@ class Collector:
         # A native vector environment draws all its numbers from one generator.
         one_each = isinstance(envs.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
         try:
-            obs, _ = envs.reset(seed=seeds if one_each else seeds[0])
+            obs, _ = envs.reset(seed=cast("int", seeds if one_each else seeds[0]))
         except Exception as error:
             raise self._env_error("reset", error) from error
         self._obs = self._checked(self.adapter.encode(obs), self._all_rows)

@@ -18,7 +18,7 @@ from rl_training.runtime.seeding import derive_seed
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Undiscounted returns and lengths of evaluation episodes, in order of the episodes' numbers."""
+    """Undiscounted returns and lengths of evaluation episodes, in order of their numbers."""
 
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
@@ -47,7 +47,11 @@ class Evaluator:
     """
 
     def __init__(
-        self, make_env: Callable[[], gym.Env[Any, Any]], adapter: SpaceAdapter, *, parallel: int = 10
+        self,
+        make_env: Callable[[], gym.Env[Any, Any]],
+        adapter: SpaceAdapter,
+        *,
+        parallel: int = 10,
     ) -> None:
         self._make_env = make_env
         self._adapter = adapter
@@ -77,7 +81,7 @@ class Evaluator:
             acting = act(obs, state, first)
             actions, state = self._adapter.decode(acting.action), acting.state
             first = np.zeros(rows, np.bool_)
-            for row in np.flatnonzero(playing < episodes):
+            for row in np.flatnonzero(playing < episodes).tolist():
                 obs[row], reward, done = self._step(row, actions[row])
                 returns[playing[row]] += reward
                 lengths[playing[row]] += 1

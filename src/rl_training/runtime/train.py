@@ -149,7 +149,7 @@ def _write_records(run: TrainingRun, checkpoint: Checkpoint | None) -> None:
 
 
 def _result(run: TrainingRun) -> TrainResult:
-    evaluation = run.last_evaluation
+    evaluation, elapsed = run.last_evaluation, run.elapsed
     return TrainResult(
         algo=run.config.algo,
         env_id=run.agent.adapter.spec.env_id,
@@ -162,8 +162,8 @@ def _result(run: TrainingRun) -> TrainResult:
         eval_returns=evaluation.returns if evaluation else (),
         best_eval_return_mean=run.best_return,
         metrics=run.check_finite(),
-        steps_per_second=run.env_steps / max(run.elapsed, 1e-9),
-        wall_time_s=run.elapsed,
+        steps_per_second=run.env_steps / max(elapsed, 1e-9),
+        wall_time_s=elapsed,
         run_dir=run.directory,
         checkpoint_path=run.checkpoint_path,
     )
@@ -187,5 +187,3 @@ def _threads(config: TrainConfig, hyper: HyperParameters) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-

@@ -1,0 +1,214 @@
+"""The managed class as a user meets it: learn, evaluate, predict, save, load, resume."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+
+from rl_training import DQN, TrainConfig, train_dqn
+from rl_training.errors import (
+    CheckpointError,
+    ConfigError,
+    IncompatibleEnv,
+    RLTrainingError,
+    SaveError,
+    UsageError,
+)
+from rl_training.runtime.result import TrainingInterrupted
+from toy_envs import CountingEnv, RandomWalkEnv
+from training import StopAt, final_state, tiny_config
+
+QUICK: dict[str, Any] = {
+    "total_timesteps": 120,
+    "eval_interval": 0,
+    "final_eval_episodes": 2,
+    "algo_kwargs": {"hidden_sizes": [8], "learning_starts": 20, "batch_size": 8},
+}
+
+
+def network(env_spec: Any, hyper: Any) -> nn.Module:
+    """A network of the user's own, importable by its path."""
+    return nn.Sequential(
+        nn.Linear(env_spec.obs_dim, 12), nn.Tanh(), nn.Linear(12, env_spec.num_actions)
+    )
+
+
+def test_three_ways_to_configure_end_in_the_same_object(tmp_path: Path) -> None:
+    keys = {"seed": 1, "total_timesteps": 50_000, "output_dir": str(tmp_path)}
+    by_keywords = DQN("CartPole-v1", **keys, algo_kwargs={"gamma": 0.9})
+    by_config = DQN(
+        TrainConfig(algo="dqn", env_id="CartPole-v1", **keys, algo_kwargs={"gamma": 0.9})
+    )
+    path = tmp_path / "mine.yaml"
+    path.write_text("algo: dqn\nenv_id: CartPole-v1\nseed: 1\nalgo_kwargs: {gamma: 0.9}\n")
+    by_file = DQN.from_config(path, total_timesteps=50_000, output_dir=str(tmp_path))
+    assert by_keywords.config == by_config.config == by_file.config
+    assert by_file.config.algo_kwargs["gamma"] == 0.9
+    assert DQN.from_config("dqn/cartpole", seed=7).config.seed == 7
+
+
+def test_a_typo_in_a_keyword_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match=r"total_timestep.*did you mean 'total_timesteps'"):
+        DQN("CartPole-v1", total_timestep=100)
+    with pytest.raises(ConfigError, match=r"algo_kwargs.gama.*did you mean 'algo_kwargs.gamma'"):
+        DQN("CartPole-v1", algo_kwargs={"gama": 0.9})
+
+
+def test_the_class_refuses_another_algorithms_configuration() -> None:
+    with pytest.raises(ConfigError, match="algo"):
+        DQN(TrainConfig(algo="ppo", env_id="CartPole-v1"))
+
+
+def test_learn_returns_a_result_and_leaves_an_agent(tmp_path: Path) -> None:
+    agent = DQN("CartPole-v1", output_dir=str(tmp_path), **QUICK)
+    result = agent.learn()
+    assert agent.run_dir == result.run_dir
+    assert result.global_step == 120
+    assert agent.evaluate(2).returns == result.eval_returns
+    assert agent.evaluate(2, seed=5).returns == agent.evaluate(2, seed=5).returns
+    # Episodes have numbers: more of them do not change the first ones.
+    assert agent.evaluate(13).returns[:2] == result.eval_returns
+
+
+def test_predict_takes_one_observation_or_a_batch(tmp_path: Path) -> None:
+    agent = DQN("CartPole-v1", output_dir=str(tmp_path), **QUICK)
+    rows = np.random.default_rng(0).normal(size=(6, 4))
+    batch, state = agent.predict(rows)
+    assert state == ()
+    assert batch.shape == (6,)
+    assert [int(agent.predict(row)[0]) for row in rows] == batch.tolist()
+    assert agent.predict(rows[0].tolist())[0] == batch[0]
+    with pytest.raises(IncompatibleEnv, match=r"found shape \(3,\)"):
+        agent.predict([0.0, 0.0, 0.0])
+    with pytest.raises(ConfigError, match="finite"):
+        agent.predict([0.0, float("nan"), 0.0, 0.0])
+
+
+def test_stochastic_prediction_explores_as_training_does(tmp_path: Path) -> None:
+    kwargs = QUICK["algo_kwargs"] | {"epsilon": 0.5}
+    agent = DQN("CartPole-v1", output_dir=str(tmp_path), **(QUICK | {"algo_kwargs": kwargs}))
+    agent.learn()
+    rows = np.zeros((10_000, 4))
+    greedy, _ = agent.predict(rows)
+    sampled, _ = agent.predict(rows, deterministic=False)
+    # Half the rows draw a coin, and half of those draw the other action.
+    assert float((greedy != sampled).mean()) == pytest.approx(0.25, abs=0.03)
+
+
+def test_save_never_overwrites_and_load_gives_the_same_policy(tmp_path: Path) -> None:
+    agent = DQN("CartPole-v1", output_dir=str(tmp_path), **QUICK)
+    untrained = agent.save(tmp_path / "untrained")
+    rows = np.random.default_rng(0).normal(size=(40, 4))
+    assert np.array_equal(DQN.load(untrained).predict(rows)[0], agent.predict(rows)[0])
+    agent.learn()
+    trained = agent.save(tmp_path / "deep" / "trained")
+    assert np.array_equal(DQN.load(trained).predict(rows)[0], agent.predict(rows)[0])
+    with pytest.raises(SaveError, match="never overwrites"):
+        agent.save(trained)
+    with pytest.raises(CheckpointError, match="without its training state"):
+        DQN.load(untrained).resume()
+
+
+def test_the_best_policy_can_be_loaded(tmp_path: Path) -> None:
+    result = train_dqn(tiny_config("dqn", tmp_path))
+    best = DQN.load(result.run_dir, best=True)
+    assert best.evaluate(2).mean == pytest.approx(best.evaluate(2).mean)
+    assert result.best_eval_return_mean in (best.evaluate(2).mean, best.evaluate(3).mean)
+
+
+def test_resume_continues_a_loaded_run_bit_for_bit(tmp_path: Path) -> None:
+    config = tiny_config("dqn", tmp_path)
+    straight = final_state(train_dqn(config).run_dir)
+    with pytest.raises(TrainingInterrupted) as caught:
+        DQN(config).learn(callbacks=[StopAt(101)])
+    run_dir = caught.value.result.run_dir
+    DQN.load(run_dir).resume()
+    assert final_state(run_dir) == straight
+
+
+def test_resume_from_a_saved_copy_starts_a_new_run(tmp_path: Path) -> None:
+    config = tiny_config("dqn", tmp_path / "runs")
+    agent = DQN(config)
+    first = agent.learn()
+    copy = agent.save(tmp_path / "copy")
+    result = DQN.load(copy).resume(total_timesteps=300)
+    assert result.run_dir != first.run_dir
+    assert result.global_step == 300
+    extended = DQN.load(first.run_dir).resume(total_timesteps=300)
+    assert extended.run_dir == first.run_dir
+    assert final_state(extended.run_dir)["agent"] == final_state(result.run_dir)["agent"]
+
+
+def test_resume_before_learning_is_an_error() -> None:
+    with pytest.raises(UsageError, match="learn"):
+        DQN("CartPole-v1").resume()
+
+
+def test_an_environment_by_callable_is_passed_again(tmp_path: Path) -> None:
+    def make() -> CountingEnv:
+        return CountingEnv(7)
+
+    agent = DQN(make, output_dir=str(tmp_path), **QUICK)
+    run_dir = agent.learn().run_dir
+    loaded = DQN.load(run_dir)  # predicting needs no environment
+    assert loaded.predict([0.0, 1.0])[0] in (0, 1)
+    for call in (loaded.evaluate, loaded.resume):
+        with pytest.raises(ConfigError, match=r"pass it again: load\(path, env="):
+            call()
+    again = DQN.load(run_dir, env=make)
+    assert again.evaluate(2).returns == (28.0, 28.0)  # 1 + 2 + ... + 7
+    assert again.resume(total_timesteps=150).global_step == 150
+
+
+def test_an_importable_callable_needs_not_be_passed_again(tmp_path: Path) -> None:
+    run_dir = DQN(CountingEnv, output_dir=str(tmp_path), **QUICK).learn().run_dir
+    assert "toy_envs:CountingEnv" in (run_dir / "config.yaml").read_text()
+    assert DQN.load(run_dir).evaluate(1).returns == (15.0,)
+    assert DQN("toy_envs:CountingEnv", **QUICK).evaluate(1).returns == (15.0,)
+
+
+def test_environment_arguments_and_wrappers_are_used(tmp_path: Path) -> None:
+    agent = DQN(
+        "toy_envs:CountingEnv",
+        env_kwargs={"length": 9, "ends_by": "truncation"},
+        wrappers=({"TimeLimit": {"max_episode_steps": 4}},),
+        output_dir=str(tmp_path),
+        **QUICK,
+    )
+    assert agent.evaluate(1).lengths == (4,)
+
+
+def test_another_environment_is_refused_at_load(tmp_path: Path) -> None:
+    run_dir = DQN("CartPole-v1", output_dir=str(tmp_path), **QUICK).learn().run_dir
+    with pytest.raises(CheckpointError, match="observation spaces differ"):
+        DQN.load(run_dir, env=RandomWalkEnv)
+
+
+def test_a_network_of_ones_own(tmp_path: Path) -> None:
+    kwargs = QUICK["algo_kwargs"] | {"network": network}
+    agent = DQN("CartPole-v1", output_dir=str(tmp_path), **(QUICK | {"algo_kwargs": kwargs}))
+    run_dir = agent.learn().run_dir
+    assert "test_public_api:network" in (run_dir / "config.yaml").read_text()
+    loaded = DQN.load(run_dir)
+    rows = np.random.default_rng(0).normal(size=(30, 4))
+    assert np.array_equal(loaded.predict(rows)[0], agent.predict(rows)[0])
+
+    kwargs["network"] = partial(network)  # no import path leads to this one
+    agent = DQN("CartPole-v1", output_dir=str(tmp_path), **(QUICK | {"algo_kwargs": kwargs}))
+    run_dir = agent.learn().run_dir
+    with pytest.raises(RLTrainingError, match="network"):
+        DQN.load(run_dir)
+    loaded = DQN.load(run_dir, network=network)
+    assert np.array_equal(loaded.predict(rows)[0], agent.predict(rows)[0])
+
+
+def test_a_network_that_is_none_is_refused(tmp_path: Path) -> None:
+    kwargs = QUICK["algo_kwargs"] | {"network": lambda spec, hyper: "not a network"}
+    agent = DQN("CartPole-v1", output_dir=str(tmp_path), **(QUICK | {"algo_kwargs": kwargs}))
+    with pytest.raises(ConfigError, match=r"gives a torch\.nn\.Module, found one that gives str"):
+        agent.learn()
