@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import rl_training.runtime.train
 from rl_training.api import managed
 from rl_training.experiment.config_loading import packaged_configs
 from rl_training.experiment.registry import get_spec, load_agent, open_checkpoint, resolve_config
@@ -122,14 +123,14 @@ def test_without_its_random_generators_a_resumed_run_differs(
     with pytest.raises(TrainingInterrupted) as interruption:
         train(config, callbacks=[StopAt(100)])
     run_dir = interruption.value.result.run_dir
-    restore = TrainingRun.restore
+    restore = rl_training.runtime.train.restore_run
 
     def forgetful(run: TrainingRun, checkpoint: Any) -> None:
         generator = run.buffer._rng.bit_generator.state
         restore(run, checkpoint)
         run.buffer._rng.bit_generator.state = generator
 
-    monkeypatch.setattr(TrainingRun, "restore", forgetful)
+    monkeypatch.setattr(rl_training.runtime.train, "restore_run", forgetful)
     train(config, resume=run_dir)
     assert final_state(run_dir)["agent"] != straight["agent"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -53,12 +53,33 @@ class LogMetrics(Periodic):
 
 
 class Evaluate(Periodic):
-    """Evaluates the policy; the end of the run has an evaluation of its own."""
+    """Evaluates the policy; the end of the run has an evaluation of its own.
+
+    An evaluation that a signal broke off is made up for when the run is resumed.
+    """
+
+    def __init__(self, interval: int) -> None:
+        super().__init__(interval)
+        self._missed = False
+
+    def on_start(self, run: TrainingRun) -> None:
+        """Make up for a missed evaluation."""
+        super().on_start(run)
+        if self._missed:
+            self.act(run)
 
     def act(self, run: TrainingRun) -> None:
         """Evaluate unless the run is over."""
         if not run.progress.finished:
-            run.evaluate()
+            self._missed = run.evaluate() is None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Whether an evaluation is owed."""
+        return {"missed": True} if self._missed else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the debt."""
+        self._missed = state["missed"]
 
 
 class SaveCheckpoint(Periodic):

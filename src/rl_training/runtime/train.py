@@ -25,6 +25,7 @@ from rl_training.experiment.runs import (
 from rl_training.runtime.assembly import RunPlan, assemble
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.interrupts import Interrupts
+from rl_training.runtime.persistence import restore_run
 from rl_training.runtime.result import TrainingInterrupted, TrainResult
 from rl_training.runtime.resuming import check_same_run, home_of, resume_history
 from rl_training.runtime.spec import AlgorithmSpec
@@ -85,14 +86,15 @@ def train(
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
         stack.enter_context(_threads(config, hyper))
-        directory = _directory(config, checkpoint)
+        home = home_of(checkpoint) if checkpoint else None
+        directory = home or _new_directory(config)
         stack.enter_context(RunLock(directory))
-        saved_log = checkpoint.read("loop")["metrics_log"] if checkpoint else None
+        saved_log = checkpoint.read("loop")["metrics_log"] if checkpoint and home else None
         log = stack.enter_context(closing(MetricsLog(directory, resume_from=saved_log)))
         run = assemble(plan, directory, log, interrupts)
         stack.callback(_close, run)
         if checkpoint is not None:
-            run.restore(checkpoint)
+            restore_run(run, checkpoint)
         _write_records(run, checkpoint)
         return _drive(run, spec)
 
@@ -116,11 +118,7 @@ def _drive(run: TrainingRun, spec: AlgorithmSpec) -> TrainResult:
     return result
 
 
-def _directory(config: TrainConfig, checkpoint: Checkpoint | None) -> Path:
-    """The run directory: a new one, or the one the checkpoint lies in."""
-    home = home_of(checkpoint) if checkpoint else None
-    if home is not None:
-        return home
+def _new_directory(config: TrainConfig) -> Path:
     name = config.run_name or default_run_name(
         config.algo, str(config.to_plain()["env_id"]), config.seed
     )

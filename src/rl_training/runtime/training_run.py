@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -16,9 +15,8 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Acting, Algorithm
 from rl_training.data.types import PolicyState
-from rl_training.envs.object_values import SnapshotUnavailable
 from rl_training.errors import NonFiniteError
-from rl_training.experiment.checkpointing import Checkpoint, prune, write_checkpoint
+from rl_training.experiment.checkpointing import prune, write_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import MetricsLog
 from rl_training.runtime.agent import Agent
@@ -26,6 +24,7 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.evaluator import Evaluation, EvaluationStopped, Evaluator
 from rl_training.runtime.interrupts import Interrupts
+from rl_training.runtime.persistence import checkpoint_info, checkpoint_parts, stacked
 from rl_training.runtime.progress import Progress, Speed
 from rl_training.runtime.seeding import (
     derive_seed,
@@ -33,8 +32,6 @@ from rl_training.runtime.seeding import (
     global_generator_state,
     restore_global_generators,
 )
-
-logger = logging.getLogger("rl_training")
 
 RECENT_UPDATES = 100  # updates averaged in a log row
 
@@ -105,6 +102,7 @@ class TrainingRun:
         if self.evaluator is None:
             return None
         self.agent.moment = self.progress.moment
+        generators = global_generator_state()
         try:
             evaluation = self.evaluator.evaluate(
                 self.agent.greedy,
@@ -115,6 +113,9 @@ class TrainingRun:
             )
         except EvaluationStopped:
             return None
+        finally:
+            # An environment that draws from the global generators must not disturb training.
+            restore_global_generators(generators)
         self.last_evaluation = evaluation
         if self.best_return is None or evaluation.mean > self.best_return:
             self.best_return = evaluation.mean
@@ -130,17 +131,12 @@ class TrainingRun:
     def save(self, *, exact: bool = True) -> Path:
         """Write a checkpoint from which the run can be resumed."""
         self.check_finite()
-        parts = {
-            **self.agent.parts(),
-            "replay": self.buffer.state_dict(),
-            "loop": self._loop_state(),
-        }
         self.checkpoint_path = write_checkpoint(
             self.directory / "checkpoints",
             kind="step",
             env_steps=self.env_steps,
-            parts=parts,
-            info=self._info(exact=exact and self.level != "statistical"),
+            parts=checkpoint_parts(self),
+            info=checkpoint_info(self, exact=exact and self.level != "statistical"),
         )
         self.saved_at = self.env_steps
         prune(self.directory / "checkpoints", keep=self.config.keep_checkpoints)
@@ -178,8 +174,7 @@ class TrainingRun:
     def check_finite(self) -> dict[str, float]:
         """Mean metrics of the recent updates; raises if one, or a weight, is not finite."""
         values: dict[str, float] = {}
-        for name in self.recent_metrics[-1] if self.recent_metrics else ():
-            recent = torch.stack([metrics[name] for metrics in self.recent_metrics])
+        for name, recent in stacked(self.recent_metrics).items():
             values[f"train/{name}"] = float(recent.mean())
             if not np.isfinite(values[f"train/{name}"]):
                 self._refuse(f"training metric {name!r}")
@@ -194,62 +189,6 @@ class TrainingRun:
         seeds = env_seeds(self.config.seed, self.collector.num_envs, "cut", self.env_steps)
         self.collector.reset(seeds, self.algorithm.initial_state(self.collector.num_envs))
 
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Take over a checkpoint; the global generators come last."""
-        self.agent.restore(checkpoint)
-        self.buffer.load_state_dict(checkpoint.read("replay"))
-        loop = checkpoint.read("loop")
-        self.progress.load_state_dict(loop["progress"])
-        self.collector.load_state_dict(loop["collector"])
-        if loop["envs"] is None:
-            self.cut_episodes()
-        else:
-            self.collector.load_envs(loop["envs"])
-        self._restore_callbacks(loop["callbacks"])
-        self.best_return = loop["best_return"]
-        self.elapsed_before = loop["elapsed"]
-        self.speed = Speed(self.env_steps)
-        self.checkpoint_path, self.saved_at = checkpoint.path, self.env_steps
-        restore_global_generators(loop["generators"])
-
-    def _restore_callbacks(self, saved: Sequence[tuple[str, dict[str, Any]]]) -> None:
-        """Give each saved state to the next callback of its class."""
-        waiting = list(self.callbacks)
-        for name, state in saved:
-            taker = next((c for c in waiting if type(c).__qualname__ == name), None)
-            if taker is None:
-                logger.warning("the checkpoint holds a state of callback %s, not given now", name)
-                continue
-            waiting.remove(taker)
-            taker.load_state_dict(state)
-
-    def _loop_state(self) -> dict[str, Any]:
-        return {
-            "progress": self.progress.state_dict(),
-            "collector": self.collector.state_dict(),
-            "envs": self._env_state(),
-            "callbacks": [
-                [type(callback).__qualname__, state]
-                for callback in self.callbacks
-                if (state := callback.state_dict())
-            ],
-            "metrics_log": self.metrics_log.state_dict(),
-            "best_return": self.best_return,
-            "elapsed": self.elapsed,
-            "generators": global_generator_state(),
-        }
-
-    def _env_state(self) -> Any:
-        """The environments' state at level exact; the level falls, audibly, if it is lost."""
-        if self.level != "exact":
-            return None
-        try:
-            return self.collector.save_envs()
-        except SnapshotUnavailable as error:
-            self.level, self.level_reason = "statistical", str(error)
-            logger.warning("resume level: now statistical, it was exact (%s)", error)
-            return None
-
     def _save_best(self, evaluation: Evaluation) -> None:
         self.check_finite()
         write_checkpoint(
@@ -257,19 +196,9 @@ class TrainingRun:
             kind="best",
             env_steps=self.env_steps,
             parts=self.agent.parts(),
-            info=self._info(exact=False) | {"eval_return_mean": evaluation.mean},
+            info=checkpoint_info(self, exact=False) | {"eval_return_mean": evaluation.mean},
         )
         prune(self.directory / "checkpoints", keep=self.config.keep_checkpoints)
-
-    def _info(self, *, exact: bool) -> dict[str, Any]:
-        return {
-            "algo": self.config.algo,
-            "env_id": self.agent.adapter.spec.env_id,
-            "updates": self.updates,
-            "resume_level": self.level,
-            "exact": exact,
-            "config": self.config.to_plain(),
-        }
 
     def _refuse(self, what: str) -> None:
         raise NonFiniteError(
