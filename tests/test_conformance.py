@@ -23,25 +23,14 @@ from training import ALGORITHMS, StopAt, final_state, tiny_config
 pytestmark = pytest.mark.parametrize("algo", ALGORITHMS)
 
 
-class Watch(Callback):
-    """Looks at a run in progress, once its first updates are made."""
-
-    def __init__(self) -> None:
-        self.seen: list[dict[str, Any]] = []
-
-    def on_step(self, run: TrainingRun) -> None:
-        self.look(run)
-
-    def look(self, run: TrainingRun) -> None:
-        raise NotImplementedError
-
-
 def test_update_changes_parameters_gives_finite_metrics_and_leaves_the_batch_alone(
     algo: str, tmp_path: Path
 ) -> None:
-    class Update(Watch):
-        def look(self, run: TrainingRun) -> None:
-            if run.updates < 5 or self.seen:
+    found: list[dict[str, Any]] = []
+
+    class Update(Callback):
+        def on_step(self, run: TrainingRun) -> None:
+            if run.updates < 5 or found:
                 return
             before = {
                 k: v.clone() for k, v in run.algorithm.networks()["model"].state_dict().items()
@@ -51,7 +40,7 @@ def test_update_changes_parameters_gives_finite_metrics_and_leaves_the_batch_alo
             copies = [value.clone() for value in tensors]
             result = run.algorithm.update(batch, run.progress.moment)
             after = run.algorithm.networks()["model"].state_dict()
-            self.seen.append(
+            found.append(
                 {
                     "changed": any(not torch.equal(before[k], after[k]) for k in before),
                     "unmutated": all(map(torch.equal, tensors, copies)),
@@ -60,9 +49,8 @@ def test_update_changes_parameters_gives_finite_metrics_and_leaves_the_batch_alo
                 }
             )
 
-    watch = Update()
-    train(tiny_config(algo, tmp_path), callbacks=[watch])
-    (seen,) = watch.seen
+    train(tiny_config(algo, tmp_path), callbacks=[Update()])
+    (seen,) = found
     assert seen["changed"]
     assert seen["unmutated"]
     assert seen["gradient_steps"] >= 1

@@ -103,6 +103,18 @@ class TestSingle:
         env.reset(seed=0)
         assert [env.step(0)[3] for _ in range(3)] == [False, False, True]  # registered with 3
 
+    def test_attribute_goes_before_an_id_of_the_same_name(self, module: Any) -> None:
+        module(
+            "has_both",
+            "import gymnasium, toy_envs\n"
+            "class Both(toy_envs.CountingEnv):\n    pass\n"
+            "gymnasium.register(id='Both', entry_point=toy_envs.RaisingEnv)\n",
+        )
+        try:
+            assert type(single("has_both:Both")).__name__ == "Both"
+        finally:
+            gym.registry.pop("Both")
+
     def test_module_is_imported_before_an_id_is_taken_from_it(self) -> None:
         with pytest.raises(ConfigError, match="no module 'nowhere'"):
             single("nowhere:CartPole-v1")
@@ -226,8 +238,8 @@ class TestVector:
             vector("CartPol-v1", 2, kind)
 
 
-def only_in_the_first_process() -> gym.Env:
-    if multiprocessing.parent_process() is not None:
+def not_in_the_second_worker() -> gym.Env:
+    if multiprocessing.current_process().name.endswith("-1"):
         raise RuntimeError("only one client may connect")
     return CountingEnv()
 
@@ -235,10 +247,11 @@ def only_in_the_first_process() -> gym.Env:
 def test_worker_that_cannot_build_its_env_is_an_env_error(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    with pytest.raises(EnvError, match="could not be built in a worker process"):
-        vector(only_in_the_first_process, 2, "async")
+    with pytest.raises(EnvError, match="could not be built in a worker process") as caught:
+        vector(not_in_the_second_worker, 2, "async")
     assert "only one client may connect" in capfd.readouterr().err
-    assert not multiprocessing.active_children()
+    assert not multiprocessing.active_children()  # although the error is still held
+    assert isinstance(caught.value.__cause__, (EOFError, ConnectionError))
 
 
 def test_ctrl_c_leaves_the_workers_alive() -> None:

@@ -115,6 +115,7 @@ class TestLevel:
             ("toy_envs:GeneratorEnv", r"GeneratorEnv\.stream is a builtins\.generator"),
             ("toy_envs:HiddenStateEnv", r"outside its attributes"),
             ("toy_envs:SetOrderEnv", r"went another way"),
+            ("toy_envs:ClosureEnv", r"outside its attributes"),
             ("LunarLander-v3", r"LunarLander\.world.*SwigPyObject"),
         ],
     )
@@ -527,7 +528,10 @@ class TestUnavailable:
 
     @pytest.mark.parametrize("source", [CountingEnv, None], ids=["not ours", "file"])
     def test_workers_survive_a_save_that_fails(self, source: Any) -> None:
-        envs = AsyncVectorEnv([source]) if source else maker("toy_envs:FileEnv", 1, "async")()
+        if source:
+            envs = AsyncVectorEnv([source], autoreset_mode=AutoresetMode.SAME_STEP)
+        else:
+            envs = maker("toy_envs:FileEnv", 1, "async")()
         try:
             envs.reset(seed=0)
             with pytest.raises(SnapshotUnavailable):
@@ -586,6 +590,7 @@ class TestMisfit:
             {"$": "generator", "v": {"bit_generator": "__import__"}},
             {"$": "scalar", "dtype": "O", "hex": "00"},
             {"$": "object", "class": "tempfile:_TemporaryFileCloser", "v": {}},
+            {"$": "object", "class": "string:Template", "v": {}},
             {"$": "object", "class": "test_snapshots:WithDel", "v": {}},
             {"$": "object", "class": "numpy:ndarray", "v": {}},
             {"$": "object", "class": "no_such_module:Thing", "v": {}},
@@ -604,6 +609,13 @@ class TestMisfit:
     def test_nonsense_is_refused(self, state: Any) -> None:
         with pytest.raises(CheckpointError):
             load_vector_state(gym.make_vec("CartPole-v1", num_envs=1), state)
+
+
+def test_a_record_keeps_arrays_that_the_env_reuses() -> None:
+    envs = SyncVectorEnv([CountingEnv], copy=False)
+    envs.reset(seed=0)
+    record = probe.play(envs, [np.zeros(1, np.int64)] * 3)
+    assert [step[0].tolist() for step in record] == [[[0, 1]], [[0, 2]], [[0, 3]]]
 
 
 def test_a_record_is_compared_to_the_bit() -> None:

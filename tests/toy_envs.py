@@ -47,10 +47,8 @@ class CountingEnv(gym.Env[np.ndarray, int]):
         self.t += 1
         reward = self.rewards[(self.t - 1) % len(self.rewards)] if self.rewards else float(self.t)
         over = self.t >= self.length
-        terminated, truncated = over and self.ends_by == "termination", False
-        if over and self.ends_by == "truncation":
-            truncated = True
-        return self.observe(), reward, terminated, truncated, {"t": self.t}
+        terminated = over and self.ends_by == "termination"
+        return self.observe(), reward, terminated, over and not terminated, {"t": self.t}
 
     def observe(self) -> np.ndarray:
         return np.array([self.episode, self.t], np.float32)
@@ -82,13 +80,17 @@ class ChainEnv(gym.Env[np.ndarray, int]):
 
 
 class NaNEnv(CountingEnv):
-    """A counting env whose reward or observation is NaN from call number `at` of step on."""
+    """A counting env whose reward or `obs` is NaN from call number `at` after a seeded reset on."""
 
     def __init__(self, at: int = 3, where: str = "reward", length: int = 5) -> None:
         super().__init__(length)
         self.at = at
         self.where = where
         self.calls = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        self.calls = 0 if seed is not None else self.calls
+        return super().reset(seed=seed, options=options)
 
     def step(self, action: int) -> Step:
         obs, reward, terminated, truncated, info = super().step(action)
@@ -101,7 +103,7 @@ class NaNEnv(CountingEnv):
 
 
 class RaisingEnv(CountingEnv):
-    """A counting env that raises at call number `at` of step; 0 is the first reset."""
+    """A counting env that raises at call number `at` of step after a seeded reset; 0: in reset."""
 
     def __init__(self, at: int = 3, length: int = 5) -> None:
         super().__init__(length)
@@ -111,6 +113,7 @@ class RaisingEnv(CountingEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
         if self.at == 0:
             raise RuntimeError("the robot fell over")
+        self.calls = 0 if seed is not None else self.calls
         return super().reset(seed=seed, options=options)
 
     def step(self, action: int) -> Step:
@@ -332,6 +335,26 @@ class HiddenStateEnv(RandomWalkEnv):
     def noise(self) -> float:
         _HIDDEN["count"] += 1
         return float(_HIDDEN["count"])
+
+
+class ClosureEnv(RandomWalkEnv):
+    """Starts each of its long episodes from a generator that only a function can see."""
+
+    def __init__(self) -> None:
+        super().__init__(width=1000.0)
+        generators = [np.random.default_rng(0)]
+
+        def draw(seed: int | None) -> float:
+            if seed is not None:
+                generators[0] = np.random.default_rng(seed)
+            return float(generators[0].random())
+
+        self.draw = draw
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        super().reset(seed=seed, options=options)
+        self.position = self.draw(seed)
+        return self.observe(), {}
 
 
 class SetOrderEnv(RandomWalkEnv):

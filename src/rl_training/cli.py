@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,6 +37,10 @@ DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 def main() -> None:
     """Entry point of the console script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            # A path or sign that the terminal's encoding lacks must not end a finished run badly.
+            stream.reconfigure(errors="backslashreplace")
     app()
 
 
@@ -59,27 +66,30 @@ def _reported(debug: bool) -> Iterator[None]:
     """Turn errors into one paragraph and an exit code."""
     try:
         yield
-    except RLTrainingError as error:
-        if debug:
-            raise
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(error.exit_code) from None
     except KeyboardInterrupt as interrupt:
         if debug and not hasattr(interrupt, "signal_number"):
-            raise
-        raise typer.Exit(128 + getattr(interrupt, "signal_number", 2)) from None
+            traceback.print_exc()
+        raise typer.Exit(128 + getattr(interrupt, "signal_number", signal.SIGINT)) from None
+    except typer.Exit:
+        raise
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has gone: nothing to report to it
         raise typer.Exit(1) from None
     except Exception as error:
         if debug:
-            raise
-        typer.echo(
-            f"error: {type(error).__name__}: {error}\n"
-            "This was not expected; the same command with --debug shows where it happened.",
-            err=True,
-        )
-        raise typer.Exit(1) from None
+            traceback.print_exc()
+        else:
+            typer.echo(f"error: {_worded(error)}", err=True)
+        raise typer.Exit(getattr(error, "exit_code", 1)) from None
+
+
+def _worded(error: Exception) -> str:
+    if isinstance(error, RLTrainingError):
+        return str(error)
+    return (
+        f"{type(error).__name__}: {error}\n"
+        "This was not expected; the same command with --debug shows where it happened."
+    )
 
 
 @app.command()
@@ -95,13 +105,17 @@ def train(
     seeds: Annotated[
         str | None, typer.Option("--seeds", help="Several seeds, such as 0-4 or 0,3,7.")
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Seeds run at once.")] = 1,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", min=1, help="With --seeds: how many run at once.")
+    ] = None,
     debug: DebugOption = False,
 ) -> None:
     """Train an agent; with --seeds, one per seed."""
     with _reported(debug):
         if seed is not None and seeds is not None:
             raise UsageError("give --seed or --seeds, not both")
+        if jobs is not None and seeds is None:
+            raise UsageError("--jobs goes with --seeds; a single run takes no jobs")
         from rl_training.experiment.registry import resolve_config
 
         arguments = {"seed": seed, "output_dir": None if output_dir is None else str(output_dir)}
@@ -109,10 +123,12 @@ def train(
             f"{key}={json.dumps(value)}" for key, value in arguments.items() if value is not None
         ]
         loaded = resolve_config(config, overrides=[*(settings or ()), *overrides])
-        if seeds is not None:
-            _train_seeds(loaded.config, seeds, jobs)
+        if seeds is None:
+            _train_one(loaded.config, None)
             return
-        _train_one(loaded.config, None)
+        if loaded.origins["seed"] == "command line":
+            raise UsageError("give --set seed=... or --seeds, not both")
+        _train_seeds(loaded.config, seeds, jobs or 1)
 
 
 @app.command("eval")
@@ -128,26 +144,10 @@ def evaluate(
 ) -> None:
     """Evaluate a trained agent on environments of its own."""
     with _reported(debug):
+        from rl_training.cli_show import show_evaluation
+
         managed = _load(checkpoint, best)
-        evaluation = managed.evaluate(episodes, seed=seed)
-        if as_json:
-            values: dict[str, Any] = {
-                "algo": managed.config.algo,
-                "env_id": managed.config.to_plain()["env_id"],
-                "eval_return_mean": evaluation.mean,
-                "eval_return_std": evaluation.std,
-                "eval_episodes": episodes,
-                "seed": evaluation.seed,
-                "returns": list(evaluation.returns),
-                "lengths": list(evaluation.lengths),
-            }
-            typer.echo(json.dumps(values))
-            return
-        typer.echo(
-            f"return {evaluation.mean:.2f} ± {evaluation.std:.2f} over {episodes} episodes "
-            f"(lowest {min(evaluation.returns):.2f}, highest {max(evaluation.returns):.2f}, "
-            f"seed {evaluation.seed})"
-        )
+        show_evaluation(managed.config, managed.evaluate(episodes, seed=seed), as_json=as_json)
 
 
 @app.command()
@@ -161,11 +161,14 @@ def resume(
 ) -> None:
     """Continue an interrupted run."""
     with _reported(debug):
-        from rl_training.experiment.registry import open_checkpoint
+        from rl_training.experiment.config import is_placeholder
 
-        found, config = open_checkpoint(checkpoint)
-        for reason in found.skipped:
-            typer.echo(f"passed over a damaged checkpoint: {reason}", err=True)
+        found, config = _open(checkpoint)
+        if is_placeholder(config.env_id):
+            raise UsageError(
+                f"env_id: this run's environment was passed as an object ({config.env_id}), which "
+                "a command cannot receive; resume it in Python: load(path, env=...).resume()"
+            )
         if total_timesteps is not None:
             config = config.with_changes(total_timesteps=total_timesteps)
         _train_one(config, found.path)
@@ -188,13 +191,11 @@ def predict(
 ) -> None:
     """Print the action for an observation, as JSON."""
     with _reported(debug):
-        from rl_training.cli_show import parse_observation
+        from rl_training.cli_show import input_lines, parse_observation
 
         managed = _load(checkpoint, best)
         state: Any = None
-        for line in [observation] if observation is not None else sys.stdin:
-            if not line.strip():
-                continue
+        for line in [observation] if observation is not None else input_lines():
             obs, starts = parse_observation(line)
             action, state = managed.predict(obs, state, starts, deterministic=not stochastic)
             typer.echo(json.dumps({"action": action.tolist()}))
@@ -263,7 +264,18 @@ def _train_seeds(config: Any, seeds: str, jobs: int) -> None:
         raise typer.Exit(1)
 
 
+def _open(checkpoint: Path, best: bool = False) -> Any:
+    """The checkpoint and its configuration, after a word about damaged ones."""
+    from rl_training.experiment.registry import open_checkpoint
+
+    found, config = open_checkpoint(checkpoint, best=best)
+    for reason in found.skipped:
+        typer.echo(f"passed over a damaged checkpoint: {reason}", err=True)
+    return found, config
+
+
 def _load(checkpoint: Path, best: bool) -> Any:
     from rl_training.api.managed import load_any
 
-    return load_any(checkpoint, best=best)
+    found, _ = _open(checkpoint, best)
+    return load_any(found.path)

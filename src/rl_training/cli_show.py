@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from rl_training.errors import UsageError
+from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.config_loading import packaged_configs
-from rl_training.experiment.manager import ExperimentResult
+from rl_training.experiment.experiment_result import ExperimentResult
+from rl_training.experiment.files import jsonable
 from rl_training.experiment.runs import list_runs
 from rl_training.runtime.compatibility import in_plain_words
+from rl_training.runtime.evaluator import Evaluation
 from rl_training.runtime.result import TrainResult
 from rl_training.runtime.spec import all_specs
 
@@ -36,8 +43,29 @@ def show_result(result: TrainResult) -> None:
     print(f"  tensorboard --logdir {run}")
 
 
+def show_evaluation(config: TrainConfig, evaluation: Evaluation, *, as_json: bool) -> None:
+    """The result of an evaluation, for people or as JSON."""
+    if as_json:
+        values = {
+            "algo": config.algo,
+            "env_id": config.to_plain()["env_id"],
+            "eval_return_mean": evaluation.mean,
+            "eval_return_std": evaluation.std,
+            "eval_episodes": len(evaluation.returns),
+            **vars(evaluation),
+        }
+        print(json.dumps(jsonable(values)))
+        return
+    print(
+        f"return {evaluation.mean:.2f} ± {evaluation.std:.2f} over {len(evaluation.returns)} "
+        f"episodes (lowest {min(evaluation.returns):.2f}, highest {max(evaluation.returns):.2f}, "
+        f"seed {evaluation.seed})"
+    )
+
+
 def show_experiment(result: ExperimentResult) -> None:
     """A row per seed, then the figures over them."""
+    console = _console()
     table = Table("seed", "status", "return", "± over episodes", "steps", "seconds")
     for seed in result.seeds:
         cells = [
@@ -50,36 +78,44 @@ def show_experiment(result: ExperimentResult) -> None:
             )
         ]
         table.add_row(str(seed.seed), seed.status, *cells)
-    Console().print(table)
+    console.print(table)
     if figures := result.figures():
         low, high = figures["interval_95"]
         print(
             f"mean {figures['mean']:.2f}, interquartile mean {figures['interquartile_mean']:.2f} "
             f"(95 % interval {low:.2f} to {high:.2f}) over {len(result.returns)} seeds"
         )
-    print(f"experiment directory: {result.directory}")
+    print(f"experiment directory: {shlex.quote(str(result.directory))}")
+    if any(seed.status != "finished" for seed in result.seeds):
+        print("next: the same command again runs what is left")
 
 
 def show_everything(directory: Path) -> None:
     """Algorithms, packaged configurations and runs."""
-    console = Console()
+    console = _console()
     algorithms = Table("algorithm", "what", "paper", "observations", "actions", title="Algorithms")
     for name, spec in all_specs().items():
         spaces = (in_plain_words(spec.observations), in_plain_words(spec.actions))
         algorithms.add_row(name, spec.title, spec.paper, *spaces)
     console.print(algorithms)
-    configs = Table("name", title="Packaged configurations")
+    configs = Table("packaged configurations")
     for name in packaged_configs():
         configs.add_row(name)
     console.print(configs)
-    runs = Table("run", "algorithm", "environment", "seed", "steps", "status", "return")
-    runs.title = f"Runs under {directory}"
-    for run in list_runs(directory):
+    found = list_runs(directory)
+    if not found:
+        print(f"no runs under {directory}")
+        return
+    runs = Table(title=f"Runs under {directory}")
+    runs.add_column("run", overflow="fold")  # a path cut short is of no use
+    for column in ("algorithm", "environment", "seed", "steps", "status", "return"):
+        runs.add_column(column)
+    for run in found:
         runs.add_row(
-            str(run.path),
-            str(run.algo),
-            str(run.env_id),
-            str(run.seed),
+            Text(str(run.path)),
+            Text(run.algo),
+            Text(run.env_id),
+            "-" if run.seed is None else str(run.seed),
             _number(run.env_steps, 0),
             run.status,
             _number(run.eval_return_mean, 2),
@@ -87,23 +123,74 @@ def show_everything(directory: Path) -> None:
     console.print(runs)
 
 
-def parse_observation(text: str) -> tuple[Any, bool | None]:
-    """An observation, and whether it starts an episode, from JSON."""
+def parse_observation(text: str) -> tuple[np.ndarray, Any]:
+    """An observation, and what was said of whether it starts an episode, from JSON."""
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(
             f"observation: expected JSON such as [0.1, 0.2] or "
             f'{{"observation": [0.1, 0.2], "episode_start": true}}, found {text.strip()[:80]!r} '
             f"({error})"
         ) from None
     if not isinstance(value, dict):
-        return value, None
+        return _numbers(value), None
     if unknown := value.keys() - {"observation", "episode_start"}:
-        raise UsageError(f"observation: unknown key {sorted(unknown)[0]!r}")
+        raise UsageError(
+            f"observation: expected the keys observation and episode_start, found "
+            f"{sorted(unknown)[0]!r}"
+        )
     if "observation" not in value:
         raise UsageError('observation: expected a key "observation", found none')
-    return value["observation"], value.get("episode_start")
+    obs = _numbers(value["observation"])
+    return obs, _starts(value.get("episode_start"), obs)
+
+
+def input_lines() -> Iterator[str]:
+    """The lines of standard input that are not blank."""
+    try:
+        for line in sys.stdin:
+            if line.strip():
+                yield line
+    except UnicodeDecodeError as error:
+        raise UsageError(f"standard input: expected UTF-8 text, found {error.reason}") from None
+
+
+def _numbers(value: Any) -> np.ndarray:
+    try:
+        array = np.array(value)
+    except ValueError:
+        raise UsageError(
+            "observation: expected numbers in lists of equal length, found "
+            f"{json.dumps(value)[:80]}"
+        ) from None
+    if array.size and array.dtype.kind not in "biuf":
+        raise UsageError(f"observation: expected numbers, found {json.dumps(value)[:80]}")
+    if not (np.abs(array) <= np.finfo(np.float32).max).all():
+        raise UsageError(
+            "observation: expected finite numbers, found NaN, infinity or one too large for float32"
+        )
+    return array
+
+
+def _starts(value: Any, obs: np.ndarray) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    fits = isinstance(value, list) and all(isinstance(item, bool) for item in value)
+    if not fits or obs.ndim < 2 or len(value) != len(obs):
+        raise UsageError(
+            "episode_start: expected true, false, or one of them for each observation of a batch, "
+            f"found {json.dumps(value)[:80]}"
+        )
+    return value
+
+
+def _console() -> Console:
+    """A console that cuts nothing short where no terminal limits the width."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = 1_000
+    return console
 
 
 def _number(value: Any, digits: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -37,7 +38,7 @@ class Stateful(Protocol):
         """Take over a saved state."""
 
 
-class Algorithm:
+class Algorithm(ABC):
     """Base of the algorithms: a device, and `parts` from which the checkpoint is derived.
 
     A subclass sets `parts` to every stateful thing it owns (networks, optimisers, generators) and
@@ -53,6 +54,7 @@ class Algorithm:
         """The policy state at the start of an episode, for `num_envs` rows."""
         return ()
 
+    @abstractmethod
     def act(
         self,
         obs: np.ndarray,
@@ -63,11 +65,10 @@ class Algorithm:
         explore: bool,
     ) -> Acting:
         """Choose an action per row; greedy (or mean) unless `explore`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def update(self, batch: Any, moment: Moment) -> UpdateResult:
         """Make one update from a batch."""
-        raise NotImplementedError
 
     def schedules(self, moment: Moment) -> dict[str, float]:  # noqa: ARG002 - none by default
         """Scheduled quantities at this moment, for the log."""

@@ -12,7 +12,7 @@ from abc import ABCMeta
 from collections import Counter, OrderedDict
 from enum import Enum
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 from gymnasium import Space
@@ -157,7 +157,9 @@ def slots_of(cls: type) -> dict[str, types.MemberDescriptorType]:
 
 def is_plain_class(cls: type) -> bool:
     """Whether all state of an instance is in Python attributes, with nothing hidden in C."""
-    for base in cls.__mro__[:-1]:
+    for base in cls.__mro__:
+        if base in (object, Generic):  # which newer Pythons write in C, without any state
+            continue
         hidden = not base.__flags__ & _HEAP_TYPE or base.__itemsize__
         if hidden or not (base.__dictoffset__ or "__slots__" in vars(base)):
             return False

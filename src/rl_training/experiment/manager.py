@@ -6,70 +6,48 @@ import hashlib
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from rl_training.errors import CheckpointError, ConfigError, UsageError
 from rl_training.experiment.checkpointing import find_checkpoint
 from rl_training.experiment.config import TrainConfig, is_placeholder
 from rl_training.experiment.config_loading import dump_yaml
-from rl_training.experiment.files import write_atomic, write_json
+from rl_training.experiment.experiment_result import (
+    ExperimentInterrupted,
+    ExperimentResult,
+    SeedResult,
+)
+from rl_training.experiment.files import save_error, write_atomic, write_json
 from rl_training.experiment.registry import resolve_config
-from rl_training.experiment.runs import RunLock, slug
-from rl_training.experiment.statistics import bootstrap_interval, interquartile_mean
+from rl_training.experiment.runs import RunLock, is_locked, slug
 from rl_training.runtime.interrupts import Interrupts
+
+__all__ = [
+    "ExperimentInterrupted",
+    "ExperimentManager",
+    "ExperimentResult",
+    "SeedResult",
+    "parse_seeds",
+]
 
 logger = logging.getLogger("rl_training")
 
+# Not config.yaml, which marks a single run: `rl-training list` looks for the seeds inside.
+CONFIG_NAME = "experiment.yaml"
+RESULT_NAME = "experiment.json"
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 30.0  # for the seeds to save after a signal
+MOST_SEEDS = 10_000
 
-
-@dataclass(frozen=True)
-class SeedResult:
-    """One seed's outcome; `summary` is its summary.json, empty if it failed."""
-
-    seed: int
-    status: str
-    run_dir: Path | None
-    summary: dict[str, Any]
-
-    @property
-    def eval_return_mean(self) -> float | None:
-        """Mean evaluation return of the final policy."""
-        return self.summary.get("eval_return_mean")
-
-
-@dataclass(frozen=True)
-class ExperimentResult:
-    """All seeds of an experiment; the figures are over the per-seed means."""
-
-    directory: Path
-    seeds: tuple[SeedResult, ...]
-
-    @property
-    def returns(self) -> list[float]:
-        """The mean evaluation return of each finished seed."""
-        means = (seed.eval_return_mean for seed in self.seeds if seed.status == "finished")
-        return [mean for mean in means if mean is not None]
-
-    def figures(self) -> dict[str, Any]:
-        """Mean, interquartile mean and its 95 % interval; empty if no seed has a result."""
-        if not self.returns:
-            return {}
-        return {
-            "mean": float(np.mean(self.returns)),
-            "interquartile_mean": interquartile_mean(self.returns),
-            "interval_95": list(bootstrap_interval(self.returns)),
-        }
+_SEEDS = re.compile(r"\s*([0-9]{1,10})(?:-([0-9]{1,10}))?\s*")
 
 
 class ExperimentManager:
@@ -95,6 +73,8 @@ class ExperimentManager:
         plain = self.config.to_plain() | {"seed": 0, "run_name": None}
         self._plain = plain
         _refuse_objects(plain)
+        for seed in seeds:
+            self.config.with_changes(seed=seed)  # refuses one out of range
         self.seeds = tuple(seeds)
         self.jobs = jobs
         self.report = report
@@ -102,34 +82,57 @@ class ExperimentManager:
 
     def run(self) -> ExperimentResult:
         """Run what is left to run; raises KeyboardInterrupt after a signal, all seeds saved."""
-        self.directory.mkdir(parents=True, exist_ok=True)
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise save_error(self.directory, error) from error
         with RunLock(self.directory), Interrupts() as interrupts:
             self._claim_directory()
-            waiting = [seed for seed in self.seeds if self._outcome(seed).status != "finished"]
-            running: dict[int, subprocess.Popen[bytes]] = {}
+            failed = self._run_seeds(interrupts)
+            outcomes = (self._outcome(seed) for seed in self.seeds)
+            seeds = (replace(o, status="failed") if o.seed in failed else o for o in outcomes)
+            result = ExperimentResult(self.directory, tuple(seeds))
+            write_json(self.directory / RESULT_NAME, self._record(result))
+        if interrupts.received:
+            raise ExperimentInterrupted(result, interrupts.received)
+        return result
+
+    def _run_seeds(self, interrupts: Interrupts) -> set[int]:
+        """Run the seeds that are not finished; gives those that failed."""
+        waiting, failed = self._unfinished(), set[int]()
+        running: dict[int, subprocess.Popen[bytes]] = {}
+        try:
             while (waiting or running) and not interrupts.received:
                 while waiting and len(running) < self.jobs:
                     seed = waiting.pop(0)
                     running[seed] = self._start(seed)
                 time.sleep(POLL_SECONDS)
-                self._reap(running)
+                failed |= self._reap(running)
+        finally:
             self._stop(running)
-            result = ExperimentResult(self.directory, tuple(map(self._outcome, self.seeds)))
-            write_json(self.directory / "experiment.json", self._record(result))
-        if interrupts.received:
-            raise ExperimentInterrupted(result, interrupts.received)
-        return result
+        return failed
+
+    def _unfinished(self) -> list[int]:
+        waiting = []
+        for seed in self.seeds:
+            status = self._outcome(seed).status
+            if status == "running":
+                # Left over from a manager that was killed; two processes must not share a seed.
+                self.report(f"seed {seed}: another process is running it, left to that one")
+            elif status != "finished":
+                waiting.append(seed)
+        return waiting
 
     def _default_directory(self) -> Path:
         config = self.config
         keys = {k: v for k, v in self._plain.items() if k != "output_dir"}
         digest = hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:8]
-        name = config.run_name or f"{config.algo}-{slug(str(config.env_id))}-seeds-{digest}"
+        name = config.run_name or f"{config.algo}-{slug(self._plain['env_id'])}-seeds-{digest}"
         return Path(config.output_dir) / name
 
     def _claim_directory(self) -> None:
         """Write the configuration, or refuse a directory that holds another experiment."""
-        path = self.directory / "config.yaml"
+        path = self.directory / CONFIG_NAME
         text = dump_yaml({k: v for k, v in self._plain.items() if k not in ("seed", "output_dir")})
         if path.exists() and path.read_text() != text:
             raise ConfigError(
@@ -144,49 +147,67 @@ class ExperimentManager:
         if outcome.status == "interrupted":
             command += ["resume", "--checkpoint", str(outcome.run_dir)]
         else:
-            command += ["train", "--config", str(self.directory / "config.yaml")]
+            command += ["train", "--config", str(self.directory / CONFIG_NAME)]
             command += ["--seed", str(seed), "--output-dir", str(self.directory)]
             command += ["--set", f"run_name=seed-{seed}"]
         verb = "resuming" if outcome.status == "interrupted" else "starting"
         self.report(f"seed {seed}: {verb}")
-        with open(self._log(seed), "ab") as log:
-            # A session of its own: a Ctrl-C at the terminal reaches a seed once, through us.
-            return subprocess.Popen(
-                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
-            )
+        # What can be imported here can be imported there.
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
+        try:
+            with self._log(seed).open("ab") as log:
+                # A session of its own: a Ctrl-C at the terminal reaches a seed once, through us.
+                return subprocess.Popen(
+                    command,
+                    stdout=log,
+                    stderr=log,
+                    stdin=subprocess.DEVNULL,
+                    env=environment,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise save_error(self._log(seed), error) from error
 
-    def _reap(self, running: dict[int, subprocess.Popen[bytes]]) -> None:
+    def _reap(self, running: dict[int, subprocess.Popen[bytes]]) -> set[int]:
+        """Report the seeds that have ended; gives those that failed."""
+        failed = set()
         for seed, process in list(running.items()):
-            code = process.poll()
-            if code is None:
+            if (code := process.poll()) is None:
                 continue
             del running[seed]
             outcome = self._outcome(seed)
             if outcome.status == "finished":
-                self.report(f"seed {seed}: evaluation return {outcome.eval_return_mean}")
+                mean = outcome.eval_return_mean
+                result = "no evaluation" if mean is None else f"evaluation return {mean:.2f}"
+                self.report(f"seed {seed}: finished, {result}")
             else:
+                failed.add(seed)
                 self.report(f"seed {seed}: ended with exit code {code}, see {self._log(seed)}")
+        return failed
 
     def _stop(self, running: dict[int, subprocess.Popen[bytes]]) -> None:
+        """Ask the seeds to save and stop, and wait for them."""
         for process in running.values():
             process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + GRACE_SECONDS
-        for process in running.values():
+        for seed, process in running.items():
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        self._reap(running)
+            self.report(f"seed {seed}: stopped, {self._outcome(seed).status}")
 
     def _outcome(self, seed: int) -> SeedResult:
-        """What is on disk for a seed: finished beats interrupted beats nothing."""
+        """What is on disk for a seed: finished beats running beats interrupted beats nothing."""
         found = SeedResult(seed, "missing", None, {})
         for run_dir in sorted(self._run_dirs(seed), key=os.path.getmtime):
             summary = _read_summary(run_dir)
             if summary.get("status") == "finished":
                 return SeedResult(seed, "finished", run_dir, summary)
-            if _has_checkpoint(run_dir):
+            if is_locked(run_dir):
+                found = SeedResult(seed, "running", run_dir, summary)
+            elif found.status != "running" and _has_checkpoint(run_dir):
                 found = SeedResult(seed, "interrupted", run_dir, summary)
         return found
 
@@ -205,29 +226,19 @@ class ExperimentManager:
         return {"seeds": rows, **result.figures()}
 
 
-class ExperimentInterrupted(KeyboardInterrupt):
-    """A signal stopped the experiment after its seeds were saved."""
-
-    def __init__(self, result: ExperimentResult, signal_number: int) -> None:
-        super().__init__(f"interrupted by signal {signal_number}")
-        self.result = result
-        self.signal_number = signal_number
-
-
 def parse_seeds(text: str) -> list[int]:
     """Seeds as people write them: `0-4`, `0,3,7` or a mixture."""
     seeds: list[int] = []
     for part in text.split(","):
-        low, dash, high = part.strip().partition("-")
-        if (
-            not low.isdecimal()
-            or (dash and not high.isdecimal())
-            or (dash and int(high) < int(low))
-        ):
-            raise UsageError(f"--seeds: expected seeds such as 0-4 or 0,3,7, found {text!r}")
-        seeds += range(int(low), int(high or low) + 1)
+        match = _SEEDS.fullmatch(part)
+        low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if high < low:
+            raise UsageError(f"--seeds: expected seeds such as 0-4 or 0,3,7, found {text[:80]!r}")
+        if len(seeds) + high - low >= MOST_SEEDS:
+            raise UsageError(f"--seeds: expected at most {MOST_SEEDS} seeds, found {text[:80]!r}")
+        seeds += range(low, high + 1)
     if len(set(seeds)) != len(seeds):
-        raise UsageError(f"--seeds: each seed may stand once, found {text!r}")
+        raise UsageError(f"--seeds: each seed may stand once, found {text[:80]!r}")
     return seeds
 
 

@@ -45,8 +45,8 @@ class ConsoleProgress(Callback):
         say(f"{config.algo} on {run.agent.adapter.spec.env_id}, seed {config.seed}")
         say(f"run directory: {run.directory}")
         say(f"replay memory: {format_bytes(run.buffer.nbytes)} in host memory")
-        reason = "" if run.level == "exact" else f" ({run.level_reason})"
-        say(f"resume level: {run.level}{reason}")
+        if run.level == "exact":  # a lower level was logged as a warning, with its reason
+            say("resume level: exact")
         if run.env_steps:
             say(f"resumed at step {run.env_steps:,}")
         self._next_line = run.env_steps + run.progress.horizon / PLAIN_LINES

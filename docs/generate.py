@@ -1,0 +1,209 @@
+"""Writes the parts of the documents that follow from the code, between their markers.
+
+python docs/generate.py           # bring README.md and docs/configuration.md up to date
+python docs/generate.py --check   # write nothing; fail if one of them is not
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from rl_training.errors import ConfigError
+from rl_training.experiment.config import Schedule, TrainConfig
+from rl_training.experiment.config_base import plain
+from rl_training.experiment.config_loading import find_config, packaged_configs
+from rl_training.experiment.config_words import expected_at
+from rl_training.experiment.registry import resolve_config
+from rl_training.experiment.yaml_strict import dump_flow, parse_yaml
+from rl_training.runtime.compatibility import in_plain_words
+from rl_training.runtime.spec import AlgorithmSpec, all_specs
+
+ROOT = Path(__file__).resolve().parent.parent
+
+MEANINGS = {
+    "algo": "the algorithm",
+    "seed": "fixes every random number of the run",
+    "device": "where the networks are; auto takes CUDA where there is one",
+    "output_dir": "run directories are made in it",
+    "run_name": "name of the run directory; by default algorithm, environment, seed and time",
+    "total_timesteps": "environment transitions of the whole run",
+    "eval_episodes": "episodes of each evaluation but the last",
+    "log_interval": "environment transitions between two rows of the log",
+    "env_kwargs": "keyword arguments of the environment",
+    "wrappers": "Gymnasium wrappers, the first one innermost",
+    "algo_kwargs": "the algorithm's hyper-parameters, see below",
+    "initial": "value at the start",
+    "final": "value at the end; required unless the kind is constant",
+    "kind": "how the value moves",
+    "learning_rate": "step size of the optimiser",
+    "batch_size": "transitions in one gradient step",
+    "epsilon": "share of random actions while training",
+    "loss": "of the temporal-difference error; mse is half its square",
+    "optimizer": "rmsprop is the centred one of the 2015 paper",
+    "optimizer_eps": "added to the denominator of the optimiser",
+    "max_grad_norm": "bound on the norm of the gradient; null for none",
+}
+"""Words for the fields whose model has none of its own."""
+
+WRONG = """\
+# wrong.yaml
+algo: dqn
+env_id: CartPole-v1
+total_timestep: 50_000
+seed: one
+algo_kwargs:
+  gamma: 1.2
+  lr: 1e-3
+  double: yes
+  epsilon: {initial: 1.0, kind: linear}
+"""
+
+
+def generated_parts() -> dict[str, dict[str, str]]:
+    """The text between each pair of markers, by file and by the markers' name."""
+    models = [TrainConfig, Schedule, *(spec.hyper for spec in all_specs().values())]
+    check_meanings(models)
+    return {
+        "README.md": {"algorithms": algorithm_table()},
+        "docs/configuration.md": {
+            "top-level keys": key_table(TrainConfig),
+            "schedule keys": key_table(Schedule),
+            "algorithm keys": "\n\n".join(map(algorithm_section, all_specs().values())),
+            "mistakes": mistakes_example(),
+        },
+    }
+
+
+def updated(text: str, parts: dict[str, str]) -> str:
+    """The document with each part between `<!-- name -->` and `<!-- /name -->` replaced."""
+    for name, part in parts.items():
+        markers = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        if len(markers.findall(text)) != 1:
+            raise SystemExit(f"expected the markers <!-- {name} --> and <!-- /{name} --> once")
+        text = markers.sub(lambda match, part=part: f"{match[1]}{part}\n{match[2]}", text)
+    return text
+
+
+def algorithm_table() -> str:
+    """One row per algorithm."""
+    header = ("algorithm", "what", "observations", "actions", "packaged configurations")
+    configs = {name: _algo_of(name) for name in packaged_configs()}
+    rows = (
+        (
+            f"`{spec.name}`",
+            f"{spec.title} ({spec.paper})",
+            in_plain_words(spec.observations),
+            in_plain_words(spec.actions),
+            ", ".join(f"`{name}`" for name, algo in configs.items() if algo == spec.name),
+        )
+        for spec in all_specs().values()
+    )
+    return table(header, rows)
+
+
+def algorithm_section(spec: AlgorithmSpec) -> str:
+    """A heading and the table of one algorithm's hyper-parameters."""
+    return f"### `{spec.name}`: {spec.title}, {spec.paper}\n\n{key_table(spec.hyper)}"
+
+
+def key_table(model: type[BaseModel]) -> str:
+    """One row per field: name, what it takes, default, meaning."""
+    rows = (
+        (f"`{name}`", _grouped(expected_at(model, (name,))), _default(field), meaning(name, field))
+        for name, field in model.model_fields.items()
+    )
+    return table(("key", "takes", "default", "meaning"), rows)
+
+
+def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table."""
+    columns = list(header)
+    lines = [
+        columns,
+        ["---"] * len(columns),
+        *([cell.replace("|", "\\|") for cell in row] for row in rows),
+    ]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def mistakes_example() -> str:
+    """A file full of mistakes and what the command line answers to it."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "wrong.yaml"
+        path.write_text(WRONG, encoding="utf-8")
+        try:
+            resolve_config(path)
+        except ConfigError as error:
+            answer = f"error: {error}"
+    return (
+        f"For this file\n\n```yaml\n{WRONG}```\n\n`rl-training train --config wrong.yaml` prints, "
+        f"and ends with exit code 2:\n\n```\n{answer}\n```"
+    )
+
+
+def meaning(name: str, field: FieldInfo) -> str:
+    """What the field is for, in a few words."""
+    return field.description or MEANINGS[name]
+
+
+def check_meanings(models: Iterable[type[BaseModel]]) -> None:
+    """Refuse a field without words, and words that no field needs."""
+    fields = [(name, field) for model in models for name, field in model.model_fields.items()]
+    silent = {name for name, field in fields if not field.description}
+    if lacking := silent - MEANINGS.keys():
+        raise SystemExit(f"give these fields a description: {', '.join(sorted(lacking))}")
+    if unused := MEANINGS.keys() - silent:
+        raise SystemExit(f"remove from MEANINGS what is not needed: {', '.join(sorted(unused))}")
+
+
+def main(arguments: list[str]) -> int:
+    """Write the documents, or with `--check` compare them; the exit code."""
+    stale = list(_stale())
+    for path, text in stale:
+        if "--check" not in arguments:
+            path.write_text(text, encoding="utf-8")
+        print(f"{path.relative_to(ROOT)}: {'stale' if '--check' in arguments else 'written'}")
+    if stale and "--check" in arguments:
+        print("run: python docs/generate.py")
+        return 1
+    return 0
+
+
+def _stale() -> Iterator[tuple[Path, str]]:
+    for name, parts in generated_parts().items():
+        path = ROOT / name
+        text = path.read_text(encoding="utf-8")
+        if (wanted := updated(text, parts)) != text:
+            yield path, wanted
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if isinstance(value, Schedule):
+        changed = value.model_dump(exclude_defaults=True)
+        return f"`{{{', '.join(f'{key}: {dump_flow(end)}' for key, end in changed.items())}}}`"
+    return f"`{_grouped(dump_flow(plain(value)))}`"
+
+
+def _grouped(text: str) -> str:
+    """Long whole numbers with the underscores that YAML and Python both read."""
+    return re.sub(r"(?<![\d.])\d{5,}", lambda match: f"{int(match[0]):_}", text)
+
+
+def _algo_of(config: str) -> Any:
+    path = find_config(config)
+    return parse_yaml(path.read_text(encoding="utf-8"), path.name)[0]["algo"]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,63 @@
+"""What an experiment over many seeds gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_training.experiment.statistics import bootstrap_interval, interquartile_mean
+
+
+@dataclass(frozen=True)
+class SeedResult:
+    """One seed's outcome; `summary` is its summary.json, empty if there is none.
+
+    `status` is finished, interrupted (it can be resumed), failed, running (in the hands of another
+    process) or missing (nothing of it can be used).
+    """
+
+    seed: int
+    status: str
+    run_dir: Path | None
+    summary: dict[str, Any]
+
+    @property
+    def eval_return_mean(self) -> float | None:
+        """Mean evaluation return of the final policy."""
+        return self.summary.get("eval_return_mean")
+
+
+@dataclass(frozen=True)
+class ExperimentResult:
+    """All seeds of an experiment; the figures are over the per-seed means."""
+
+    directory: Path
+    seeds: tuple[SeedResult, ...]
+
+    @property
+    def returns(self) -> list[float]:
+        """The mean evaluation return of each finished seed."""
+        means = (seed.eval_return_mean for seed in self.seeds if seed.status == "finished")
+        return [mean for mean in means if mean is not None]
+
+    def figures(self) -> dict[str, Any]:
+        """Mean, interquartile mean and its 95 % interval; empty if no seed has a result."""
+        if not self.returns:
+            return {}
+        return {
+            "mean": float(np.mean(self.returns)),
+            "interquartile_mean": interquartile_mean(self.returns),
+            "interval_95": list(bootstrap_interval(self.returns)),
+        }
+
+
+class ExperimentInterrupted(KeyboardInterrupt):
+    """A signal stopped the experiment after its seeds were saved."""
+
+    def __init__(self, result: ExperimentResult, signal_number: int) -> None:
+        super().__init__(f"interrupted by signal {signal_number}")
+        self.result = result
+        self.signal_number = signal_number
