@@ -6,11 +6,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from torch import nn
 
-from rl_training import DQN, TrainConfig, train_dqn
+from rl_training import DQN, Callback, TrainConfig, train_dqn
 from rl_training.errors import (
     CheckpointError,
     ConfigError,
@@ -212,3 +213,61 @@ def test_a_network_that_is_none_is_refused(tmp_path: Path) -> None:
     agent = DQN("CartPole-v1", output_dir=str(tmp_path), **(QUICK | {"algo_kwargs": kwargs}))
     with pytest.raises(ConfigError, match=r"gives a torch\.nn\.Module, found one that gives str"):
         agent.learn()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (nn.Linear(4, 2), "calling Linear.* raised"),
+        (lambda: nn.Linear(4, 2), "raised TypeError"),
+        (lambda spec, hyper: nn.Identity(), "trainable parameters, found none"),
+    ],
+)
+def test_a_network_that_cannot_be_used_says_what_is_wanted(
+    given: Any, message: str, tmp_path: Path
+) -> None:
+    kwargs = QUICK["algo_kwargs"] | {"network": given}
+    agent = DQN("CartPole-v1", output_dir=str(tmp_path), **(QUICK | {"algo_kwargs": kwargs}))
+    with pytest.raises(ConfigError, match=message):
+        agent.learn()
+    assert list(tmp_path.iterdir()) == []  # a refused run leaves nothing behind
+
+
+def test_dropout_acts_in_training_only(tmp_path: Path) -> None:
+    def dropping(env_spec: Any, hyper: Any) -> nn.Module:
+        hidden = nn.Linear(env_spec.obs_dim, 64)
+        norm = nn.BatchNorm1d(64)
+        return nn.Sequential(hidden, norm, nn.Dropout(0.9), nn.Linear(64, env_spec.num_actions))
+
+    kwargs = QUICK["algo_kwargs"] | {"network": dropping}
+    agent = DQN("CartPole-v1", output_dir=str(tmp_path), **(QUICK | {"algo_kwargs": kwargs}))
+    result = agent.learn()
+    rows = np.random.default_rng(0).normal(size=(200, 4))
+    assert np.array_equal(agent.predict(rows)[0], agent.predict(rows)[0])
+    assert agent.evaluate(2).returns == result.eval_returns
+
+
+def test_callbacks_must_be_a_list_of_objects(tmp_path: Path) -> None:
+    agent = DQN("CartPole-v1", output_dir=str(tmp_path), **QUICK)
+    for wrong in ([Callback], Callback()):
+        with pytest.raises(UsageError, match=r"expected a list of Callback objects"):
+            agent.learn(callbacks=wrong)
+
+
+def test_a_built_vector_environment_in_a_vector_wrapper_is_not_evaluated_without_it(
+    tmp_path: Path,
+) -> None:
+    venv = gym.wrappers.vector.ClipReward(gym.make_vec("CartPole-v1", num_envs=2), 0.0, 0.5)
+    agent = DQN(venv, output_dir=str(tmp_path), **QUICK)
+    with pytest.raises(ConfigError, match="its vector wrappers cannot be put around"):
+        agent.learn()
+    venv.close()
+
+
+def test_a_callable_that_makes_a_vector_environment_is_refused_before_training(
+    tmp_path: Path,
+) -> None:
+    agent = DQN(lambda: gym.make_vec("CartPole-v1", num_envs=2), output_dir=str(tmp_path), **QUICK)
+    with pytest.raises(ConfigError, match="vector environment"):
+        agent.learn()
+    assert list(tmp_path.iterdir()) == []

@@ -136,7 +136,8 @@ def evaluate(
     checkpoint: CheckpointOption,
     episodes: Annotated[int, typer.Option("--episodes", min=1, help="Episodes to play.")] = 100,
     seed: Annotated[
-        int | None, typer.Option("--seed", help="By default that of the run's own evaluation.")
+        int | None,
+        typer.Option("--seed", min=0, help="By default that of the run's own evaluation."),
     ] = None,
     best: BestOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

@@ -87,6 +87,15 @@ class Algorithm(ABC):
         """The parts that are networks, by name."""
         return {name: part for name, part in self.parts.items() if isinstance(part, nn.Module)}
 
+    def set_training(self, network: nn.Module, training: bool) -> None:
+        """Switch layers such as dropout between acting and learning.
+
+        Writes the flag directly: `nn.Module.train` costs more than a small network's layers.
+        """
+        if network.training is not training:
+            for module in network.modules():
+                module.__dict__["training"] = training
+
     def to_tensor(self, obs: np.ndarray) -> Tensor:
         """Host observations as a tensor on the algorithm's device."""
         tensor = torch.from_numpy(obs)
@@ -97,9 +106,11 @@ class Algorithm(ABC):
 def check_network(model: nn.Module, spec: EnvSpec, output: tuple[int, ...]) -> None:
     """Refuse a network whose output for one observation is not shaped (1, *output)."""
     expected = f"(batch, {', '.join(map(str, output))}) for observations (batch, {spec.obs_dim})"
-    device = next(iter(model.parameters())).device
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    if not trainable:
+        raise ConfigError("network: expected trainable parameters, found none")
     try:
-        found = model(torch.zeros(1, *spec.obs_shape, device=device))
+        found = model.eval()(torch.zeros(1, *spec.obs_shape, device=trainable[0].device))
     except Exception as error:
         raise ConfigError(
             f"network: expected {expected}, but calling it raised: {error}"

@@ -164,11 +164,13 @@ class DQN(Algorithm):
     @torch.inference_mode()
     def greedy(self, obs: np.ndarray) -> np.ndarray:
         """The action with the highest Q-value in each row."""
+        self.set_training(self.model, False)
         best: np.ndarray = self.model(self.to_tensor(obs)).argmax(-1).cpu().numpy()
         return best
 
     def update(self, batch: Batch, moment: Moment) -> UpdateResult:
         """One gradient step, then the target network if it is due."""
+        self.set_training(self.model, True)
         with torch.no_grad():
             next_q = self.target.module(batch.next_obs)
             selector = self.model(batch.next_obs) if self.hyper.double else None

@@ -82,7 +82,7 @@ class TargetNetwork:
     """
 
     def __init__(self, module: nn.Module, source: Optimizer, *, tau: float, interval: int) -> None:
-        self.module = copy.deepcopy(module)
+        self.module = copy.deepcopy(module).eval()
         self.tau = tau
         self.interval = interval
         self._flat = flatten(self.module, gradients=False)

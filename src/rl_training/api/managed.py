@@ -167,7 +167,9 @@ class ManagedAlgorithm:
         resume: Path | None,
     ) -> TrainResult:
         self._environments()
-        result = train_config(config, callbacks=[*callbacks, *_console(progress)], resume=resume)
+        if progress:
+            callbacks = _with_console(callbacks)
+        result = train_config(config, callbacks=callbacks, resume=resume)
         self.run_dir = result.run_dir
         checkpoint, _ = open_checkpoint(result.run_dir)
         self._checkpoint = checkpoint.path
@@ -221,12 +223,10 @@ class ManagedAlgorithm:
         return write_checkpoint(folder, kind="best", env_steps=0, parts=agent.parts(), info=info)
 
 
-def _console(progress: bool) -> list[Callback]:
-    if not progress:
-        return []
+def _with_console(callbacks: Sequence[Callback]) -> Sequence[Callback]:
     from rl_training.runtime.console import ConsoleProgress
 
-    return [ConsoleProgress()]
+    return [*callbacks, ConsoleProgress()]
 
 
 def load_any(path: str | Path, *, best: bool = False) -> ManagedAlgorithm:

@@ -93,7 +93,7 @@ def _written(value: Any) -> Any:
     if (path := _import_path(value)) is not None:
         return path
     name = getattr(value, "__qualname__", type(value).__qualname__)
-    if hasattr(value, "step") and hasattr(value, "reset"):
+    if hasattr(value, "step") and hasattr(value, "reset") and not isinstance(value, type):
         return f"<Env instance {name}>"
     if callable(value):
         return f"<callable {name}>"

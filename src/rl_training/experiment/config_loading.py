@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -131,6 +132,7 @@ def _checked(layers: Layers, model: type[HyperParameters] | None, source_name: s
         except ConfigMistakes as error:
             mistakes += error.mistakes
     if mistakes or layers.complaints or hyper is None:
+        mistakes.sort(key=lambda mistake: _line_of(layers.origin_of(mistake.path)))
         legal = config_paths(model or OffPolicyHyperParameters)
         worded = listed(mistakes, legal, lambda path: layers.origin_of(path) or source_name)
         raise ConfigMistakes("\n".join(filter(None, [str(worded), *layers.complaints])), mistakes)
@@ -138,6 +140,12 @@ def _checked(layers: Layers, model: type[HyperParameters] | None, source_name: s
     leaves = (path for _, path in _rows(config.to_plain(), ()) if path)
     origins = {dotted(path): layers.origins.get(path, "default") for path in leaves}
     return LoadedConfig(config, hyper, origins)
+
+
+def _line_of(origin: str) -> float:
+    """The line of a file that an origin names; what comes from elsewhere is listed after it."""
+    number = origin.rpartition(":")[2]
+    return int(number) if number.isdecimal() else math.inf
 
 
 def _model_of(

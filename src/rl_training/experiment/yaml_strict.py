@@ -184,7 +184,7 @@ class _Builder:
             here = (*path, key)
             if key in entries:
                 first = self.lines[here]
-                self._refuse(event, f"duplicate key {shown(key)}, first given on line {first}")
+                self._refuse(event, f"duplicate key {key!r}, first given on line {first}")
             else:
                 self.lines[here] = _line(event)
             entries.setdefault(key, self._value(next(self.events), here, depth + 1))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 
 from rl_training.algorithms.base import Acting, Algorithm
-from rl_training.data.types import Moment, PolicyState
+from rl_training.data.types import EnvSpec, Moment, PolicyState
 from rl_training.envs.imports import import_object
 from rl_training.envs.spaces import SpaceAdapter, space_from_plain, space_to_plain
 from rl_training.errors import CheckpointError, ConfigError
@@ -106,12 +105,7 @@ def build_agent(
     device = resolve_device(config.device)
     with torch.random.fork_rng():
         torch.manual_seed(derive_seed(config.seed, "model"))
-        model = _network(spec, hyper)(adapter.spec, hyper)
-    if not isinstance(model, nn.Module):
-        raise ConfigError(
-            "algo_kwargs.network: expected a callable (env_spec, hyper_parameters) that gives a "
-            f"torch.nn.Module, found one that gives {type(model).__name__}"
-        )
+        model = _build_network(spec, hyper, adapter.spec)
     algorithm = spec.algorithm(
         model, hyper, adapter.spec, seed=derive_seed(config.seed, "algorithm"), device=device
     )
@@ -139,13 +133,25 @@ def resolve_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _network(spec: AlgorithmSpec, hyper: HyperParameters) -> Callable[..., nn.Module]:
+def _build_network(spec: AlgorithmSpec, hyper: HyperParameters, env_spec: EnvSpec) -> nn.Module:
     if hyper.network is None:
-        return spec.model
+        return spec.model(env_spec, hyper)
     if is_placeholder(hyper.network):
         raise ConfigError(
             f"algo_kwargs.network: this agent's network was passed as an object ({hyper.network}); "
             "pass it again: load(path, network=...)"
         )
-    network = import_object(hyper.network) if isinstance(hyper.network, str) else hyper.network
-    return cast("Callable[..., nn.Module]", network)
+    wanted = "expected a callable (env_spec, hyper_parameters) that gives a torch.nn.Module"
+    make: Any = import_object(hyper.network) if isinstance(hyper.network, str) else hyper.network
+    try:
+        network = make(env_spec, hyper)
+    except Exception as error:
+        raise ConfigError(
+            f"algo_kwargs.network: {wanted}; calling {make!r} raised "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(network, nn.Module):
+        raise ConfigError(
+            f"algo_kwargs.network: {wanted}, found one that gives {type(network).__name__}"
+        )
+    return network

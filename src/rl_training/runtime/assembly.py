@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from rl_training.envs.spaces import SpaceAdapter
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import HyperParameters, TrainConfig
 from rl_training.experiment.logging import MetricsLog
-from rl_training.runtime.agent import build_agent
+from rl_training.runtime.agent import Agent, build_agent
 from rl_training.runtime.builtin_callbacks import Evaluate, LogMetrics, SaveCheckpoint
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import Collector
@@ -72,17 +73,19 @@ class Environments:
             return make_env(
                 self.source, env_kwargs=self.config.env_kwargs, wrappers=self.config.wrappers
             )
-        if self.source.spec is None:
-            raise ConfigError(
-                f"env_id: {self.name} is already built and not registered, so no second one can be "
-                "made for evaluation; pass a callable that builds it, or set eval_interval=0 and "
-                "final_eval_episodes=0"
-            )
-        if isinstance(self.source, gym.Env):
-            return gym.make(self.source.spec)
-        vector_only = {"num_envs", "vectorization_mode", "vector_kwargs"}
-        kwargs = {k: v for k, v in self.source.spec.kwargs.items() if k not in vector_only}
-        return gym.make(self.source.spec.id, **kwargs)
+        source, why = self.source, "it is not registered"
+        if isinstance(source, VectorEnv) and source is not source.unwrapped:
+            why = "its vector wrappers cannot be put around a single environment"
+        elif source.spec is not None:
+            try:
+                return _from_spec(source)
+            except Exception as error:
+                why = f"making it from its spec raised {type(error).__name__}: {error}"
+        raise ConfigError(
+            f"env_id: {self.name} is already built, and no second one can be made for evaluation: "
+            f"{why}. Pass a callable that builds it, or set eval_interval=0 and "
+            "final_eval_episodes=0."
+        )
 
     def resume_level(self) -> ResumeLevel:
         """How exactly a run in these environments can be resumed."""
@@ -90,43 +93,74 @@ class Environments:
         return resume_level(make, seed=derive_seed(self.config.seed, "probe"))
 
 
-def assemble(
-    plan: RunPlan, directory: Path, log: MetricsLog, interrupts: Interrupts
-) -> TrainingRun:
-    """All parts of a run, at step 0."""
-    config, hyper = plan.config, plan.hyper
-    environments = Environments(config)
+@dataclass(frozen=True, kw_only=True)
+class Components:
+    """The parts of a run that need no run directory; whatever can be refused is refused here."""
+
+    environments: Environments
+    collector: Collector
+    agent: Agent
+    buffer: Any
+    evaluator: Evaluator | None
+    level: ResumeLevel
+
+    def close(self) -> None:
+        """Close every environment that is not the caller's own."""
+        if not self.environments.prebuilt:
+            self.collector.close()
+        if self.evaluator is not None:
+            self.evaluator.close()
+
+
+def build(plan: RunPlan) -> Components:
+    """The parts of a run, checked; on an error nothing stays open."""
+    environments = Environments(plan.config)
     envs = environments.training()
-    check_spaces(
-        plan.spec, environments.name, envs.single_observation_space, envs.single_action_space
-    )
-    adapter = SpaceAdapter(
-        environments.name, envs.single_observation_space, envs.single_action_space
-    )
-    seed_global_generators(config.seed)
-    agent = build_agent(plan.spec, config, hyper, adapter)
-    buffer = plan.spec.buffer(
-        adapter.spec,
-        hyper,
-        num_envs=envs.num_envs,
-        seed=derive_seed(config.seed, "replay"),
-        device=agent.algorithm.device,
-    )
-    level = environments.resume_level()
-    announce(buffer, level)
+    with ExitStack() as on_error:
+        if not environments.prebuilt:
+            on_error.callback(envs.close)
+        spaces = envs.single_observation_space, envs.single_action_space
+        check_spaces(plan.spec, environments.name, *spaces)
+        adapter = SpaceAdapter(environments.name, *spaces)
+        seed_global_generators(plan.config.seed)
+        agent = build_agent(plan.spec, plan.config, plan.hyper, adapter)
+        components = Components(
+            environments=environments,
+            collector=Collector(envs, adapter),
+            agent=agent,
+            buffer=plan.spec.buffer(
+                adapter.spec,
+                plan.hyper,
+                num_envs=envs.num_envs,
+                seed=derive_seed(plan.config.seed, "replay"),
+                device=agent.algorithm.device,
+            ),
+            evaluator=_evaluator(environments, adapter),
+            level=environments.resume_level(),
+        )
+        on_error.pop_all()
+    return components
+
+
+def assemble(
+    plan: RunPlan, parts: Components, directory: Path, log: MetricsLog, interrupts: Interrupts
+) -> TrainingRun:
+    """The run at step 0."""
+    config, hyper, algorithm = plan.config, plan.hyper, parts.agent.algorithm
+    _announce(parts.buffer, parts.level)
     run = TrainingRun(
         config=config,
         hyper=hyper,
         directory=directory,
-        agent=agent,
-        collector=Collector(envs, adapter),
-        buffer=buffer,
+        agent=parts.agent,
+        collector=parts.collector,
+        buffer=parts.buffer,
         progress=Progress(
             config.total_timesteps,
             learning_starts=getattr(hyper, "learning_starts", 0),
             replay_ratio=getattr(hyper, "replay_ratio", 0),
         ),
-        evaluator=_evaluator(environments, adapter),
+        evaluator=parts.evaluator,
         metrics_log=log,
         callbacks=(
             LogMetrics(config.log_interval),
@@ -134,17 +168,16 @@ def assemble(
             *plan.callbacks,
             SaveCheckpoint(config.checkpoint_interval),
         ),
-        level=level.level,
-        level_reason=level.reason,
-        owns_envs=not environments.prebuilt,
+        level=parts.level.level,
+        level_reason=parts.level.reason,
         interrupts=interrupts,
     )
-    seeds = env_seeds(config.seed, envs.num_envs)
-    run.collector.reset(seeds, agent.algorithm.initial_state(envs.num_envs))
+    num_envs = parts.collector.num_envs
+    run.collector.reset(env_seeds(config.seed, num_envs), algorithm.initial_state(num_envs))
     return run
 
 
-def announce(buffer: Any, level: ResumeLevel) -> None:
+def _announce(buffer: Any, level: ResumeLevel) -> None:
     """Say what the run takes and what a resume of it will be worth."""
     logger.info("replay memory: %s", format_bytes(buffer.nbytes))
     if level.level == "exact":
@@ -157,6 +190,13 @@ def _evaluator(environments: Environments, adapter: SpaceAdapter) -> Evaluator |
     config = environments.config
     if not config.eval_interval and not config.final_eval_episodes:
         return None
-    if environments.prebuilt:
-        environments.single().close()  # refuse now rather than after an hour of training
     return Evaluator(environments.single, adapter)
+
+
+def _from_spec(source: Any) -> gym.Env[Any, Any]:
+    spec = source.spec
+    if isinstance(source, gym.Env):
+        return gym.make(spec)
+    vector_only = {"num_envs", "vectorization_mode", "vector_kwargs"}
+    kwargs = {key: value for key, value in spec.kwargs.items() if key not in vector_only}
+    return gym.make(spec.id, **kwargs)

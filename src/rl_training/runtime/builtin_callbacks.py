@@ -91,4 +91,4 @@ class SaveCheckpoint(Periodic):
             return
         if run.level == "boundary":
             run.cut_episodes()
-        run.save()
+        run.save(episodes_cut=run.level == "boundary")

@@ -56,7 +56,8 @@ class Evaluator:
         self._make_env = make_env
         self._adapter = adapter
         self._parallel = parallel
-        self._envs: list[gym.Env[Any, Any]] = []
+        # The first is made now: what cannot be built is refused before an hour of training.
+        self._envs = [make_env()]
 
     def evaluate(
         self,

@@ -50,6 +50,7 @@ def restore_run(run: TrainingRun, checkpoint: Checkpoint) -> None:
         run.collector.load_envs(loop["envs"])
     _restore_callbacks(run, loop["callbacks"])
     run.recent_metrics.extend(_unstacked(loop["recent_metrics"]))
+    run.extra_values.update(loop["extra_values"])
     run.best_return = loop["best_return"]
     run.elapsed_before = loop["elapsed"]
     run.speed = Speed(run.env_steps)
@@ -79,6 +80,7 @@ def _loop_state(run: TrainingRun) -> dict[str, Any]:
             if (state := callback.state_dict())
         ],
         "metrics_log": run.metrics_log.state_dict(),
+        "extra_values": dict(run.extra_values),
         "recent_metrics": stacked(run.recent_metrics),
         "best_return": run.best_return,
         "elapsed": run.elapsed,

@@ -14,6 +14,7 @@ class TrainResult:
     env_id: str
     seed: int
     status: str
+    stop_reason: str | None
     global_step: int
     updates: int
     eval_return_mean: float | None

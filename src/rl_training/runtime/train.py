@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, UsageError
 from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint
 from rl_training.experiment.config import HyperParameters, TrainConfig, check_hyper_parameters
 from rl_training.experiment.config_loading import dump_yaml
@@ -22,7 +22,7 @@ from rl_training.experiment.runs import (
     create_run_directory,
     default_run_name,
 )
-from rl_training.runtime.assembly import RunPlan, assemble
+from rl_training.runtime.assembly import RunPlan, assemble, build
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.interrupts import Interrupts
 from rl_training.runtime.persistence import restore_run
@@ -79,6 +79,7 @@ def train(
     """
     hyper = check_hyper_parameters(spec.hyper, config.algo_kwargs)
     config = config.with_changes(algo_kwargs=hyper.model_dump())
+    callbacks = _checked_callbacks(callbacks)
     plan = RunPlan(spec=spec, config=config, hyper=hyper, callbacks=callbacks)
     checkpoint = None if resume is None else find_checkpoint(Path(resume))
     if checkpoint is not None:
@@ -86,13 +87,14 @@ def train(
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
         stack.enter_context(_threads(config, hyper))
+        parts = build(plan)
+        stack.callback(parts.close)
         home = home_of(checkpoint) if checkpoint else None
         directory = home or _new_directory(config)
         stack.enter_context(RunLock(directory))
         saved_log = checkpoint.read("loop")["metrics_log"] if checkpoint and home else None
         log = stack.enter_context(closing(MetricsLog(directory, resume_from=saved_log)))
-        run = assemble(plan, directory, log, interrupts)
-        stack.callback(_close, run)
+        run = assemble(plan, parts, directory, log, interrupts)
         if checkpoint is not None:
             restore_run(run, checkpoint)
         _write_records(run, checkpoint)
@@ -108,7 +110,7 @@ def _drive(run: TrainingRun, spec: AlgorithmSpec) -> TrainResult:
         if run.config.final_eval_episodes:
             run.evaluate(run.config.final_eval_episodes)
     elif run.saved_at != run.env_steps:
-        run.save(exact=run.level == "exact")
+        run.save()
     result = _result(run)
     write_json(run.directory / "summary.json", result.summary())
     for callback in run.callbacks:
@@ -116,6 +118,14 @@ def _drive(run: TrainingRun, spec: AlgorithmSpec) -> TrainResult:
     if run.interrupts.received:
         raise TrainingInterrupted(result, run.interrupts.received)
     return result
+
+
+def _checked_callbacks(callbacks: object) -> Sequence[Callback]:
+    if isinstance(callbacks, Sequence) and all(isinstance(c, Callback) for c in callbacks):
+        return callbacks
+    raise UsageError(
+        f"callbacks: expected a list of Callback objects such as [MyCallback()], found {callbacks}"
+    )
 
 
 def _new_directory(config: TrainConfig) -> Path:
@@ -153,6 +163,7 @@ def _result(run: TrainingRun) -> TrainResult:
         env_id=run.agent.adapter.spec.env_id,
         seed=run.config.seed,
         status="interrupted" if run.interrupts.received else "finished",
+        stop_reason=run.stop_reason,
         global_step=run.env_steps,
         updates=run.updates,
         eval_return_mean=evaluation.mean if evaluation else None,
@@ -165,13 +176,6 @@ def _result(run: TrainingRun) -> TrainResult:
         run_dir=run.directory,
         checkpoint_path=run.checkpoint_path,
     )
-
-
-def _close(run: TrainingRun) -> None:
-    if run.owns_envs:
-        run.collector.close()
-    if run.evaluator is not None:
-        run.evaluator.close()
 
 
 @contextmanager

@@ -52,7 +52,6 @@ class TrainingRun:
     callbacks: Sequence[Callback]
     level: str
     level_reason: str
-    owns_envs: bool
     interrupts: Interrupts
     best_return: float | None = None
     last_evaluation: Evaluation | None = None
@@ -128,15 +127,19 @@ class TrainingRun:
             callback.on_evaluation(self, evaluation)
         return evaluation
 
-    def save(self, *, exact: bool = True) -> Path:
-        """Write a checkpoint from which the run can be resumed."""
+    def save(self, *, episodes_cut: bool = False) -> Path:
+        """Write a checkpoint from which the run can be resumed.
+
+        At level `boundary` that is exact only where episodes were cut for it.
+        """
+        exact = self.level == "exact" or (self.level == "boundary" and episodes_cut)
         self.check_finite()
         self.checkpoint_path = write_checkpoint(
             self.directory / "checkpoints",
             kind="step",
             env_steps=self.env_steps,
             parts=checkpoint_parts(self),
-            info=checkpoint_info(self, exact=exact and self.level != "statistical"),
+            info=checkpoint_info(self, exact=exact),
         )
         self.saved_at = self.env_steps
         prune(self.directory / "checkpoints", keep=self.config.keep_checkpoints)

@@ -1,0 +1,683 @@
+"""`rl-training` as it is typed: what it prints, what it leaves behind, and how it exits."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import pty
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from rich.console import Console
+from typer.testing import CliRunner
+
+import rl_training
+from processes import CommandLine, Gate, GateEnv, wait_until_noted
+from rl_training import train_dqn
+from rl_training.cli import app
+from rl_training.experiment.checkpointing import find_checkpoint
+from rl_training.experiment.config_loading import dump_yaml
+from rl_training.experiment.logging import read_metrics
+from rl_training.runtime.console import ConsoleProgress
+from training import final_state, tiny_config
+
+QUICK = (
+    "total_timesteps=120",
+    "eval_interval=50",
+    "eval_episodes=2",
+    "final_eval_episodes=3",
+    "log_interval=40",
+    "algo_kwargs.hidden_sizes=[8]",
+    "algo_kwargs.learning_starts=20",
+    "algo_kwargs.batch_size=8",
+)
+
+
+def invoke(*arguments: object, stdin: str | bytes | None = None) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
+
+
+def settings(*pairs: str) -> list[str]:
+    return [word for pair in (*QUICK, *pairs) for word in ("--set", pair)]
+
+
+def train(*arguments: object, config: str = "dqn/cartpole") -> Result:
+    return invoke("train", "--config", config, *arguments)
+
+
+def failure(result: Result, code: int) -> str:
+    """What a failed command said: one paragraph on standard error, and no traceback."""
+    assert result.exit_code == code, result.output
+    message = result.stderr[result.stderr.index("error: ") :]
+    assert message.count("error: ") == 1
+    assert "\n\n" not in message
+    assert "Traceback" not in result.output
+    assert "not expected" not in message, message
+    return message
+
+
+def only_run(folder: Path) -> Path:
+    (run_dir,) = folder.iterdir()
+    return run_dir
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run; the tests that use it leave it as it is."""
+    folder = tmp_path_factory.mktemp("finished")
+    result = train(*settings(), "--seed", 4, "--output-dir", folder)
+    assert result.exit_code == 0, result.output
+    return only_run(folder)
+
+
+# Starting up.
+
+
+def fresh(*arguments: str) -> tuple[subprocess.CompletedProcess[str], float]:
+    """A command in a new interpreter, and the processor time it took."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    result = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return result, used
+
+
+def test_help_answers_at_once() -> None:
+    script = Path(sys.executable).with_name("rl-training")
+    result, seconds = fresh(str(script), "--help")
+    assert result.returncode == 0
+    for command in ("train", "eval", "resume", "predict", "list", "config"):
+        assert re.search(rf"\b{command}\b", result.stdout)
+    assert seconds < 1.0
+
+
+def test_the_command_line_does_not_import_torch_before_it_must() -> None:
+    heavy = "{'torch', 'gymnasium', 'numpy', 'pydantic', 'yaml'}"
+    code = f"import sys, rl_training.cli; print(sorted({heavy} & set(sys.modules)))"
+    result, _ = fresh(sys.executable, "-c", code)
+    assert result.stdout.strip() == "[]"
+
+
+def test_configurations_and_their_mistakes_are_answered_in_four_seconds() -> None:
+    command = (sys.executable, "-m", "rl_training", "config", "dqn/cartpole", "--set")
+    result, seconds = fresh(*command, "algo_kwargs.gamma=0.98")
+    assert result.returncode == 0
+    assert seconds < 4.0
+    result, seconds = fresh(*command, "algo_kwargs.gama=0.98")
+    assert result.returncode == 2
+    assert "did you mean 'algo_kwargs.gamma'?" in result.stderr
+    assert result.stdout == ""
+    assert seconds < 4.0
+
+
+def test_python_m_shows_the_version() -> None:
+    result, _ = fresh(sys.executable, "-m", "rl_training", "--version")
+    assert result.stdout == f"rl-training {rl_training.__version__}\n"
+
+
+def test_without_arguments_the_help_is_shown() -> None:
+    assert "Usage" in invoke().output
+    assert invoke("trian").exit_code == 2
+
+
+# train
+
+
+def test_train_prints_the_result_the_directory_and_what_to_try_next(tmp_path: Path) -> None:
+    result = train(*settings(), "--seed", 5, "--output-dir", tmp_path)
+    assert result.exit_code == 0, result.output
+    run_dir = only_run(tmp_path)
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert (summary["seed"], summary["global_step"], summary["eval_episodes"]) == (5, 120, 3)
+    mean, best = summary["eval_return_mean"], summary["best_eval_return_mean"]
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("finished at step 120 in ")
+    assert lines[1].startswith(f"evaluation return {mean:.2f} ± ")
+    assert lines[1].endswith(f"over 3 episodes (best {best:.2f})")
+    assert lines[2:] == [
+        f"run directory: {run_dir}",
+        "next:",
+        f"  rl-training eval --checkpoint {run_dir}",
+        f"  tensorboard --logdir {run_dir}",
+    ]
+
+
+def test_where_there_is_no_terminal_progress_is_plain_lines(tmp_path: Path) -> None:
+    result = train(*settings(), "--output-dir", tmp_path)
+    assert "\x1b" not in result.output
+    assert "\r" not in result.output
+    said = result.stderr.splitlines()
+    assert said[0] == "dqn on CartPole-v1, seed 0"
+    assert "resume level: exact" in said
+    assert any(line.startswith("replay memory: ") for line in said)
+    steps = [line for line in said if re.match(r"step \d+ of 120, [\d,]+ steps/s, ", line)]
+    assert len(steps) == 10  # a line for each tenth of the run
+    assert re.search(r"\d+ s left, return [\d.]+, best [\d.]+$", steps[-1])
+    assert len([line for line in said if "evaluation return" in line]) == 3
+
+
+def test_the_command_line_beats_the_file_and_the_file_beats_the_default(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "algo: dqn\nenv_id: CartPole-v1\nseed: 7\ntotal_timesteps: 30\nfinal_eval_episodes: 1\n"
+        "algo_kwargs: {gamma: 0.9, batch_size: 8, hidden_sizes: [8]}\n"
+    )
+    out = tmp_path / "out"
+    words = ("--set", "algo_kwargs.gamma=0.8", "--set", "seed=8", "--seed", 9, "--output-dir", out)
+    result = train(*words, config=str(path))
+    assert result.exit_code == 0, result.output
+    used = find_checkpoint(only_run(out)).info["config"]
+    assert used["seed"] == 9  # the option is written last, so it counts
+    assert used["algo_kwargs"]["gamma"] == 0.8
+    assert used["algo_kwargs"]["batch_size"] == 8
+    assert used["algo_kwargs"]["learning_starts"] == 1_000
+    assert used["total_timesteps"] == 30
+
+
+def test_on_a_terminal_there_is_a_live_bar(tmp_path: Path) -> None:
+    master, slave = pty.openpty()
+    os.set_blocking(master, False)
+    command = CommandLine(
+        *("train", "--config", "dqn/cartpole", *settings(), "--output-dir", str(tmp_path)),
+        output=os.ttyname(slave),
+    )
+    shown = b""
+    while command.process.is_alive():
+        shown += _read(master)
+    shown += _read(master)
+    assert command.wait() == 0, shown.decode()
+    for descriptor in (master, slave):
+        os.close(descriptor)
+    text = shown.decode()
+    assert "━" in text
+    assert "120/120" in text
+    assert re.search(r"\d+ steps/s", text)
+    assert re.search(r"\d:\d\d:\d\d", text)  # time left
+    assert re.search(r"return [\d.]+, best", text)
+    assert "step 120 of 120" not in text  # the plain line
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # the cursor is shown again
+    assert "finished at step 120" in text
+
+
+def _read(descriptor: int) -> bytes:
+    data = b""
+    while True:
+        try:
+            data += os.read(descriptor, 65536)
+        except BlockingIOError:
+            return data
+
+
+def test_the_bar_shows_steps_speed_time_left_and_returns(tmp_path: Path) -> None:
+    screen = StringIO()
+    console = Console(force_terminal=True, file=screen, width=120, color_system=None)
+    result = train_dqn(tiny_config("dqn", tmp_path), callbacks=[ConsoleProgress(console)])
+    last = next(line for line in reversed(screen.getvalue().splitlines()) if "240/240" in line)
+    assert re.search(r"[\d,]+ steps/s 0:00:0\d ", last)
+    best = result.best_eval_return_mean
+    assert f"return {result.eval_return_mean:.1f}, best {best:.1f}" in last
+    assert "no evaluation yet" in screen.getvalue()
+
+
+# eval
+
+
+def test_eval_gives_the_mean_of_the_runs_own_evaluation(finished: Path) -> None:
+    before = contents(finished)
+    summary = json.loads((finished / "summary.json").read_text())
+    plain = invoke("eval", "--checkpoint", finished, "--episodes", 3)
+    mean, std = summary["eval_return_mean"], summary["eval_return_std"]
+    assert plain.exit_code == 0
+    assert plain.stdout.startswith(f"return {mean:.2f} ± {std:.2f} over 3 episodes (lowest ")
+    as_json = invoke("eval", "--checkpoint", finished, "--episodes", 3, "--json")
+    values = json.loads(as_json.stdout)
+    assert values["returns"] == summary["eval_returns"]
+    assert values["eval_return_mean"] == mean
+    assert (values["algo"], values["env_id"], values["eval_episodes"]) == ("dqn", "CartPole-v1", 3)
+    assert [float(length) for length in values["lengths"]] == values["returns"]
+    assert contents(finished) == before
+
+
+def test_eval_takes_a_seed_and_one_checkpoint_and_the_best_one(finished: Path) -> None:
+    def evaluate(*words: object, path: Path = finished) -> dict[str, Any]:
+        result = invoke("eval", "--checkpoint", path, "--json", *words)
+        assert result.exit_code == 0, result.output
+        values: dict[str, Any] = json.loads(result.stdout)
+        return values
+
+    usual = evaluate("--episodes", 12)
+    other = evaluate("--episodes", 12, "--seed", 3)
+    assert other["seed"] == 3
+    assert other["returns"] != usual["returns"]
+    assert other == evaluate("--episodes", 12, "--seed", 3)
+    latest = find_checkpoint(finished).path
+    assert evaluate("--episodes", 12, path=latest) == usual
+    best = find_checkpoint(finished, best=True)
+    episodes = 3 if best.env_steps == 120 else 2
+    values = evaluate("--episodes", episodes, "--best")
+    assert values["eval_return_mean"] == best.info["eval_return_mean"]
+    assert evaluate("--episodes", episodes, path=best.path) == values
+
+
+def test_eval_of_nothing_is_a_failure(tmp_path: Path) -> None:
+    message = failure(invoke("eval", "--checkpoint", tmp_path / "none"), 1)
+    assert str(tmp_path / "none") in message
+    empty = failure(invoke("eval", "--checkpoint", tmp_path), 1)
+    assert "holds no step_* checkpoint" in empty
+    assert invoke("eval", "--checkpoint", tmp_path, "--episodes", 0).exit_code == 2
+
+
+def test_every_damaged_file_of_a_checkpoint_is_found(finished: Path, tmp_path: Path) -> None:
+    names = [path.name for path in find_checkpoint(finished).path.iterdir()]
+    assert len(names) == 9  # a manifest, and two files for agent, spaces, replay and loop each
+    for name in names:
+        folder = tmp_path / name / "step_000000000120"
+        shutil.copytree(find_checkpoint(finished).path, folder)
+        content = bytearray((folder / name).read_bytes())
+        content[len(content) // 2] ^= 1
+        (folder / name).write_bytes(content)
+        message = failure(invoke("eval", "--checkpoint", folder), 1)
+        assert name in message
+        failure(invoke("resume", "--checkpoint", folder), 1)
+
+
+# resume and signals
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path / "gate")
+
+
+def gated_config(tmp_path: Path, *, at: int = 130, **changes: Any) -> Any:
+    """A run that waits before step 130 as long as the gate is closed."""
+    return tiny_config(
+        "dqn",
+        tmp_path / "runs",
+        env_id=GateEnv,
+        env_kwargs={"gate": str(tmp_path / "gate"), "at": at},
+        checkpoint_interval=50,
+        **changes,
+    )
+
+
+def write_config(tmp_path: Path, config: Any) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(dump_yaml(config.to_plain()))
+    return path
+
+
+def start_gated(tmp_path: Path, gate: Gate) -> CommandLine:
+    gate.close()
+    path = write_config(tmp_path, gated_config(tmp_path))
+    command = CommandLine("train", "--config", str(path), output=tmp_path / "output.txt")
+    gate.wait_until_reached()
+    return command
+
+
+def test_a_run_ended_by_sigterm_is_resumed_to_the_same_end(tmp_path: Path, gate: Gate) -> None:
+    config = gated_config(tmp_path, run_name="straight")
+    straight = final_state(train_dqn(config).run_dir)
+    path = write_config(tmp_path, gated_config(tmp_path))
+    gate.close()
+    command = (sys.executable, "-m", "rl_training", "train", "--config", str(path))
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        gate.wait_until_reached()
+        (run_dir,) = (d for d in (tmp_path / "runs").iterdir() if d.name != "straight")
+        assert read_metrics(run_dir)
+        process.send_signal(signal.SIGTERM)
+        gate.open()
+        stdout, stderr = process.communicate()
+    assert process.returncode == 143
+    assert "interrupted at step 130" in stdout
+    assert f"  rl-training resume --checkpoint {run_dir}" in stdout.splitlines()
+    assert f"saved {run_dir}/checkpoints/step_000000000130" in stderr
+    assert "Traceback" not in stderr
+    assert find_checkpoint(run_dir).env_steps == 130
+    resumed = invoke("resume", "--checkpoint", run_dir)
+    assert resumed.exit_code == 0, resumed.output
+    assert "resumed at step 130" in resumed.stderr
+    assert "finished at step 240" in resumed.stdout
+    assert final_state(run_dir) == straight
+
+
+def test_ctrl_c_saves_and_exits_with_130(tmp_path: Path, gate: Gate) -> None:
+    command = start_gated(tmp_path, gate)
+    command.signal(signal.SIGINT)
+    gate.open()
+    assert command.wait() == 130
+    assert "interrupted at step 130" in command.text()
+    assert "Traceback" not in command.text()
+    assert find_checkpoint(only_run(tmp_path / "runs")).env_steps == 130
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -15)])
+def test_a_second_signal_ends_it_at_once(
+    number: signal.Signals, code: int, tmp_path: Path, gate: Gate
+) -> None:
+    command = start_gated(tmp_path, gate)
+    command.signal(signal.SIGTERM)
+    run_dir = only_run(tmp_path / "runs")
+    # The first is only noted, as the environment does not return; the second does not wait.
+    wait_until_noted(command.pid)
+    command.signal(number)
+    assert command.wait() == code
+    assert gate.path.exists()
+    assert "Traceback" not in command.text()
+    assert find_checkpoint(run_dir).env_steps == 100  # the last one at the interval, intact
+
+
+def test_a_run_in_progress_is_shown_as_running_and_cannot_be_resumed(
+    tmp_path: Path, gate: Gate
+) -> None:
+    command = start_gated(tmp_path, gate)
+    run_dir = only_run(tmp_path / "runs")
+    listed = invoke("list", tmp_path / "runs")
+    message = failure(invoke("resume", "--checkpoint", run_dir), 1)
+    gate.open()
+    assert command.wait() == 0, command.text()
+    assert re.search(r"processes:GateEnv .* 3 .* running", listed.stdout)
+    assert str(run_dir) in message
+    assert f"in use by another process (pid {command.pid} on " in message
+
+
+def test_resume_with_a_new_budget_extends_a_finished_run(finished: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "copy"
+    shutil.copytree(finished, run_dir)
+    result = invoke("resume", "--checkpoint", run_dir, "--total-timesteps", 160)
+    assert result.exit_code == 0, result.output
+    assert "finished at step 160" in result.stdout
+    (resumed,) = json.loads((run_dir / "metadata.json").read_text())["resumed_from"]
+    assert resumed == {
+        "checkpoint": "step_000000000120",
+        "exact": False,
+        "extended": {"from": 120, "to": 160},
+    }
+    assert json.loads((run_dir / "summary.json").read_text())["global_step"] == 160
+
+
+def test_a_run_with_an_environment_from_python_is_resumed_in_python(tmp_path: Path) -> None:
+    config = tiny_config("dqn", tmp_path, env_id=lambda: GateEnv(), total_timesteps=40)
+    run_dir = train_dqn(config).run_dir
+    message = failure(invoke("resume", "--checkpoint", run_dir), 2)
+    assert "load(path, env=...).resume()" in message
+
+
+# predict
+
+
+def predict(run_dir: Path, *words: object, stdin: str | bytes | None = None) -> Result:
+    return invoke("predict", "--checkpoint", run_dir, *words, stdin=stdin)
+
+
+def test_predict_answers_one_observation_or_a_batch(finished: Path) -> None:
+    before = contents(finished)
+    rows = [[0.0, 1.0, 0.1, -0.2], [0.0, -1.0, -0.1, 2.0], [1, 2, 3, 4]]
+    batch = json.loads(predict(finished, "--observation", json.dumps(rows)).stdout)["action"]
+    assert len(batch) == 3
+    singles = [
+        json.loads(predict(finished, "--observation", json.dumps(row)).stdout)["action"]
+        for row in rows
+    ]
+    assert singles == batch
+    assert set(batch) <= {0, 1}
+    agent = rl_training.DQN.load(finished)
+    assert batch == agent.predict(rows)[0].tolist()
+    assert contents(finished) == before
+
+
+def test_predict_reads_standard_input_line_by_line(finished: Path) -> None:
+    lines = [
+        "[0.0, 1.0, 0.1, -0.2]",
+        "",
+        '{"observation": [0.0, -1.0, -0.1, 2.0], "episode_start": true}',
+        '{"observation": [[0, 0, 0, 0], [1, 1, 1, 1]], "episode_start": [true, false]}',
+    ]
+    process = subprocess.run(
+        [sys.executable, "-m", "rl_training", "predict", "--checkpoint", str(finished)],
+        input="\n".join(lines),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    actions = [json.loads(line)["action"] for line in process.stdout.splitlines()]
+    agent = rl_training.DQN.load(finished)
+    assert actions[:2] == agent.predict([[0.0, 1.0, 0.1, -0.2], [0.0, -1.0, -0.1, 2.0]])[0].tolist()
+    assert actions[2] == agent.predict([[0, 0, 0, 0], [1, 1, 1, 1]])[0].tolist()
+
+
+def test_a_line_that_is_wrong_ends_prediction_after_the_answers_before_it(finished: Path) -> None:
+    result = predict(finished, stdin="[0, 0, 0, 0]\n[0, 0]\n[0, 0, 0, 0]\n")
+    assert len(result.stdout.splitlines()) == 1
+    assert "found shape (2,)" in failure(result, 2)
+    binary = predict(finished, stdin=b"\xff\xfe\n")
+    assert "expected UTF-8 text" in failure(binary, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[0, 0]", r"shape \(4,\) or a batch .* found shape \(2,\)"),
+        ("[]", r"found shape \(0,\)"),
+        ("7", r"found shape \(\)"),
+        ("null", "expected numbers, found null"),
+        ("cart", "expected JSON .* found 'cart'"),
+        ("[" * 100_000, "expected JSON"),
+        ("[0, NaN, 0, 0]", "expected finite numbers"),
+        ("[0, 1e999, 0, 0]", "expected finite numbers"),
+        ("[0, 1e39, 0, 0]", "too large for float32"),
+        ('["1", "2", "3", "4"]', r'expected numbers, found \["1"'),
+        ("[null, 0, 0, 0]", "expected numbers, found"),
+        ("[{}, 0, 0, 0]", "expected numbers, found"),
+        (f"[1{'0' * 400}, 0, 0, 0]", "expected numbers, found"),
+        ("[[0, 0, 0, 0], [1]]", "lists of equal length"),
+        ('{"obs": [0, 0, 0, 0]}', "the keys observation and episode_start, found 'obs'"),
+        ('{"episode_start": true}', 'expected a key "observation"'),
+        ('{"observation": [0, 0, 0, 0], "episode_start": "yes"}', 'true, false, .* found "yes"'),
+        ('{"observation": [[0, 0, 0, 0]], "episode_start": [true, false]}', "episode_start"),
+        ('{"observation": [0, 0, 0, 0], "episode_start": [true]}', "episode_start"),
+    ],
+)
+def test_what_is_no_observation_is_refused(text: str, words: str, finished: Path) -> None:
+    result = predict(finished, "--observation", text)
+    assert re.search(words, failure(result, 2)), result.stderr
+    assert result.stdout == ""
+
+
+# list and config
+
+
+def test_list_shows_algorithms_configurations_and_runs(finished: Path, tmp_path: Path) -> None:
+    result = invoke("list", finished.parent)
+    assert result.exit_code == 0
+    text = result.stdout
+    assert re.search(r"dqn .* Mnih et al., 2015 .* Box vectors .* Discrete", text)
+    assert "dqn/cartpole" in text
+    (row,) = (line for line in text.splitlines() if str(finished) in line)
+    cells = [cell.strip() for cell in row.strip("│").split("│")]
+    mean = json.loads((finished / "summary.json").read_text())["eval_return_mean"]
+    assert cells == [str(finished), "dqn", "CartPole-v1", "4", "120", "finished", f"{mean:.2f}"]
+    assert f"no runs under {tmp_path}" in invoke("list", tmp_path).stdout
+
+
+def test_config_shows_where_each_value_comes_from() -> None:
+    result = invoke("config", "dqn/cartpole", "--set", "algo_kwargs.gamma=0.98")
+    origins = dict(
+        re.findall(r"^ *(\w+): .*# (.+)$", result.stdout, re.MULTILINE)  # key: value  # origin
+    )
+    assert origins["gamma"] == "command line"
+    assert origins["seed"] == "default"
+    path = Path(rl_training.__file__).parent / "assets" / "configs" / "dqn" / "cartpole.yaml"
+    lines = path.read_text().splitlines()
+    for key in ("algo", "env_id", "total_timesteps", "batch_size"):
+        (number,) = (n for n, line in enumerate(lines, 1) if line.strip().startswith(f"{key}:"))
+        assert origins[key] == f"cartpole.yaml:{number}"
+
+
+def test_what_config_prints_is_a_configuration(tmp_path: Path) -> None:
+    text = invoke("config", "dqn/cartpole", "--set", "algo_kwargs.gamma=0.98").stdout
+    (tmp_path / "all.yaml").write_text(text)
+    again = invoke("config", tmp_path / "all.yaml").stdout
+
+    def values(described: str) -> list[str]:
+        return [line.partition("#")[0].rstrip() for line in described.splitlines()]
+
+    assert values(again) == values(text)
+
+
+# Exit codes
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--config", "dqn/cartpol"], "did you mean dqn/cartpole?"),
+        (["--config", "dqn/cartpole", "--set", "algo_kwargs.gama=0.9"], "algo_kwargs.gamma"),
+        (["--config", "dqn/cartpole", "--set", "gamma"], "expected KEY=VALUE"),
+        (["--config", "dqn/cartpole", "--set", "env_id=CartPool-v1"], "CartPole-v1"),
+        (["--config", "dqn/cartpole", "--seed", "-1"], "seed"),
+        (["--config", "dqn/cartpole", "--seed", "1", "--seeds", "0-2"], "not both"),
+        (["--config", "dqn/cartpole", "--set", "seed=1", "--seeds", "0-2"], "not both"),
+        (["--config", "dqn/cartpole", "--seeds", "2-0"], "0-4 or 0,3,7"),
+        (["--config", "dqn/cartpole", "--seeds", "a"], "0-4 or 0,3,7"),
+        (["--config", "dqn/cartpole", "--seeds", "9999999999"], "seed"),
+        (["--config", "dqn/cartpole", "--jobs", "2"], "--jobs goes with --seeds"),
+    ],
+)
+def test_wrong_usage_exits_with_2_before_anything_is_built(
+    words: list[str], message: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    result = invoke("train", *words, "--output-dir", out)
+    assert message in failure(result, 2)
+    assert not out.exists()
+
+
+def test_typer_refuses_what_is_no_option_or_number() -> None:
+    for words in (["--sed", "1"], ["--seed", "x"], ["--seeds", "0", "--jobs", "0"]):
+        result = train(*words)
+        assert result.exit_code == 2
+        assert "Traceback" not in result.output
+    assert invoke("train").exit_code == 2
+
+
+def test_several_mistakes_are_listed_at_once() -> None:
+    result = invoke("config", "dqn/cartpole", "--set", "sed=1", "--set", "algo_kwargs.gamma=2")
+    message = failure(result, 2)
+    assert "did you mean 'seed'" in message
+    assert "algo_kwargs.gamma" in message
+
+
+def test_an_environment_that_gives_nan_exits_with_1(tmp_path: Path) -> None:
+    words = settings("env_id=toy_envs:NaNEnv", "env_kwargs.at=60", "eval_interval=0")
+    message = failure(train(*words, "--output-dir", tmp_path), 1)
+    assert "toy_envs:NaNEnv gave a non-finite reward in environment 0 at vector step 60" in message
+
+
+def test_an_environment_that_raises_exits_with_1(tmp_path: Path) -> None:
+    words = settings("env_id=toy_envs:RaisingEnv", "env_kwargs.at=60", "eval_interval=0")
+    message = failure(train(*words, "--output-dir", tmp_path), 1)
+    assert "RuntimeError in step at vector step 60: the robot fell over" in message
+
+
+@pytest.mark.parametrize("seeds", [(), ("--seeds", "0-1")])
+def test_an_output_directory_that_is_a_file_exits_with_3(
+    seeds: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    message = failure(train(*settings(), *seeds, "--output-dir", tmp_path / "file"), 3)
+    assert f"could not write {tmp_path / 'file'}" in message
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+def test_a_full_disk_exits_with_3_and_keeps_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+
+    def full_after_the_first_checkpoint(descriptor: int, data: Any) -> int:
+        if (only_run(tmp_path) / "checkpoints" / "step_000000000050").exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data)
+
+    monkeypatch.setattr("os.write", full_after_the_first_checkpoint)
+    words = settings("checkpoint_interval=50", "eval_interval=0", "log_interval=1000")
+    result = train(*words, "--output-dir", tmp_path)
+    monkeypatch.undo()
+    run_dir = only_run(tmp_path)
+    message = failure(result, 3)
+    assert f"could not write {run_dir / 'checkpoints' / 'step_000000000100'}" in message
+    assert "No space left on device" in message
+    assert "bytes needed" in message
+    assert find_checkpoint(run_dir).env_steps == 50
+    assert invoke("resume", "--checkpoint", run_dir).exit_code == 0
+
+
+def test_a_limit_on_file_sizes_exits_with_3(tmp_path: Path) -> None:
+    code = (
+        "import resource, sys\n"
+        "from rl_training.cli import main\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+        "main()\n"
+    )
+    words = settings("checkpoint_interval=100", "algo_kwargs.hidden_sizes=[64, 64]")
+    command = [sys.executable, "-c", code, "train", "--config", "dqn/cartpole", *words]
+    result = subprocess.run(
+        [*command, "--output-dir", str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 3
+    message = result.stderr[result.stderr.index("error: ") :]
+    assert str(tmp_path) in message
+    assert "File too large" in message
+    assert "Traceback" not in result.stderr
+
+
+def test_debug_shows_the_traceback_and_keeps_the_exit_code(tmp_path: Path) -> None:
+    result = train("--set", "algo_kwargs.gama=0.9", "--debug")
+    assert result.exit_code == 2
+    assert "Traceback (most recent call last)" in result.stderr
+    assert "did you mean 'algo_kwargs.gamma'" in result.stderr
+    missing = invoke("eval", "--checkpoint", tmp_path / "none", "--debug")
+    assert missing.exit_code == 1
+    assert "Traceback (most recent call last)" in missing.stderr
+
+
+def test_what_nobody_expected_says_so_in_one_paragraph(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr("rl_training.experiment.registry.resolve_config", broken)
+    result = invoke("config", "dqn/cartpole")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ZeroDivisionError: division by zero\n")
+    assert "--debug" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_reader_that_goes_away_is_no_error(finished: Path) -> None:
+    command = f"{sys.executable} -m rl_training list {finished.parent} | true"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert result.stderr == ""
