@@ -28,31 +28,6 @@ from rl_training.runtime.spec import AlgorithmSpec, all_specs
 
 ROOT = Path(__file__).resolve().parent.parent
 
-MEANINGS = {
-    "algo": "the algorithm",
-    "seed": "fixes every random number of the run",
-    "device": "where the networks are; auto takes CUDA where there is one",
-    "output_dir": "run directories are made in it",
-    "run_name": "name of the run directory; by default algorithm, environment, seed and time",
-    "total_timesteps": "environment transitions of the whole run",
-    "eval_episodes": "episodes of each evaluation but the last",
-    "log_interval": "environment transitions between two rows of the log",
-    "env_kwargs": "keyword arguments of the environment",
-    "wrappers": "Gymnasium wrappers, the first one innermost",
-    "algo_kwargs": "the algorithm's hyper-parameters, see below",
-    "initial": "value at the start",
-    "final": "value at the end; required unless the kind is constant",
-    "kind": "how the value moves",
-    "learning_rate": "step size of the optimiser",
-    "batch_size": "transitions in one gradient step",
-    "epsilon": "share of random actions while training",
-    "loss": "of the temporal-difference error; mse is half its square",
-    "optimizer": "rmsprop is the centred one of the 2015 paper",
-    "optimizer_eps": "added to the denominator of the optimiser",
-    "max_grad_norm": "bound on the norm of the gradient; null for none",
-}
-"""Words for the fields whose model has none of its own."""
-
 WRONG = """\
 # wrong.yaml
 algo: dqn
@@ -70,7 +45,7 @@ algo_kwargs:
 def generated_parts() -> dict[str, dict[str, str]]:
     """The text between each pair of markers, by file and by the markers' name."""
     models = [TrainConfig, Schedule, *(spec.hyper for spec in all_specs().values())]
-    check_meanings(models)
+    check_descriptions(models)
     return {
         "README.md": {"algorithms": algorithm_table()},
         "docs/configuration.md": {
@@ -117,7 +92,12 @@ def algorithm_section(spec: AlgorithmSpec) -> str:
 def key_table(model: type[BaseModel]) -> str:
     """One row per field: name, what it takes, default, meaning."""
     rows = (
-        (f"`{name}`", _grouped(expected_at(model, (name,))), _default(field), meaning(name, field))
+        (
+            f"`{name}`",
+            _grouped(expected_at(model, (name,))),
+            _default(field),
+            field.description or "",
+        )
         for name, field in model.model_fields.items()
     )
     return table(("key", "takes", "default", "meaning"), rows)
@@ -149,19 +129,11 @@ def mistakes_example() -> str:
     )
 
 
-def meaning(name: str, field: FieldInfo) -> str:
-    """What the field is for, in a few words."""
-    return field.description or MEANINGS[name]
-
-
-def check_meanings(models: Iterable[type[BaseModel]]) -> None:
-    """Refuse a field without words, and words that no field needs."""
+def check_descriptions(models: Iterable[type[BaseModel]]) -> None:
+    """Refuse a field without words."""
     fields = [(name, field) for model in models for name, field in model.model_fields.items()]
-    silent = {name for name, field in fields if not field.description}
-    if lacking := silent - MEANINGS.keys():
-        raise SystemExit(f"give these fields a description: {', '.join(sorted(lacking))}")
-    if unused := MEANINGS.keys() - silent:
-        raise SystemExit(f"remove from MEANINGS what is not needed: {', '.join(sorted(unused))}")
+    if silent := sorted({name for name, field in fields if not field.description}):
+        raise SystemExit(f"give these fields a description: {', '.join(silent)}")
 
 
 def main(arguments: list[str]) -> int:

@@ -123,7 +123,7 @@ def test_a_key_without_words_is_refused(generate: ModuleType) -> None:
         unexplained: int = 1
 
     with pytest.raises(SystemExit, match="give these fields a description: unexplained"):
-        generate.check_meanings([Silent])
+        generate.check_descriptions([Silent])
 
 
 @pytest.mark.parametrize("name", markdown_files())

@@ -33,13 +33,27 @@ from rl_training.experiment.config import (
 class DQNConfig(OffPolicyHyperParameters):
     """Hyper-parameters of DQN."""
 
-    learning_rate: LearningRate = 2.5e-4
-    epsilon: Probability = Schedule(initial=1.0, final=0.05, fraction=0.1)
+    learning_rate: LearningRate = Field(2.5e-4, description="step size of the optimiser")
+    replay_ratio: float = Field(
+        0.25, gt=0, le=1000, description="gradient steps per environment transition"
+    )
+    epsilon: Probability = Field(
+        Schedule(initial=1.0, final=0.05, fraction=0.1),
+        description="share of random actions while training",
+    )
     double: bool = Field(False, description="choose the next action with the online network")
-    loss: Literal["huber", "mse"] = "huber"
-    optimizer: OptimizerName = "adam"
-    optimizer_eps: float = Field(1e-8, gt=0, le=1)
-    max_grad_norm: float | None = Field(10.0, gt=0, le=1e6)
+    loss: Literal["huber", "mse"] = Field(
+        "huber", description="of the temporal-difference error; mse is half its square"
+    )
+    optimizer: OptimizerName = Field(
+        "adam", description="rmsprop is the centred one of the 2015 paper"
+    )
+    optimizer_eps: float = Field(
+        1e-8, gt=0, le=1, description="added to the denominator of the optimiser"
+    )
+    max_grad_norm: float | None = Field(
+        10.0, gt=0, le=1e6, description="bound on the norm of the gradient; null for none"
+    )
     tau: float = Field(1.0, gt=0, le=1, description="1 copies the target network, less follows it")
     target_update_interval: int | None = Field(
         None, ge=1, le=10**12, description="environment transitions between copies; default 500"

@@ -137,7 +137,7 @@ Episodes = Annotated[int, Field(ge=1, le=1_000_000)]
 class HyperParameters(ConfigModel):
     """What every algorithm has; the base of each algorithm's own model."""
 
-    learning_rate: LearningRate = 1e-3
+    learning_rate: LearningRate = Field(1e-3, description="step size of the optimiser")
     gamma: float = Field(0.99, ge=0, le=1, description="discount of rewards per step")
     network: Network = Field(None, description="the user's own network in place of the default")
     hidden_sizes: tuple[Annotated[int, Field(ge=1, le=65_536)], ...] = Field(
@@ -148,7 +148,7 @@ class HyperParameters(ConfigModel):
 class OffPolicyHyperParameters(HyperParameters):
     """What every algorithm that learns from replay has."""
 
-    batch_size: int = Field(64, ge=1, le=1_000_000)
+    batch_size: int = Field(64, ge=1, le=1_000_000, description="transitions in one gradient step")
     buffer_size: int | None = Field(
         None, ge=1, le=10**10, description="transitions; 100000 unless replay_memory is given"
     )
@@ -176,40 +176,61 @@ class TrainConfig(ConfigModel):
     them all.
     """
 
-    algo: Annotated[str, Expects("the name of an algorithm")] = Field(max_length=100, min_length=1)
+    algo: Annotated[str, Expects("the name of an algorithm")] = Field(
+        max_length=100, min_length=1, description="the algorithm"
+    )
     env_id: EnvSource = Field(description="an id, package.module:Class, a callable, or an env")
-    seed: int = Field(0, ge=0, le=2**31 - 1)
+    seed: int = Field(0, ge=0, le=2**31 - 1, description="fixes every random number of the run")
     device: Annotated[str, Expects("auto, cpu, cuda, cuda:N or mps")] = Field(
-        "auto", pattern=r"^(auto|cpu|mps|cuda(:[0-9]{1,3})?)$"
+        "auto",
+        pattern=r"^(auto|cpu|mps|cuda(:[0-9]{1,3})?)$",
+        description="where the networks are; auto takes CUDA where there is one",
     )
     output_dir: Annotated[str, BeforeValidator(_path_text), Expects("the path of a directory")] = (
-        Field("runs", pattern=r"^[^\x00-\x1f]*[^\x00-\x20][^\x00-\x1f]*$", max_length=4096)
+        Field(
+            "runs",
+            pattern=r"^[^\x00-\x1f]*[^\x00-\x20][^\x00-\x1f]*$",
+            max_length=4096,
+            description="run directories are made in it",
+        )
     )
     run_name: Annotated[
         str | None,
         Expects(
             "up to 100 letters, digits, '.', '_' or '-', not starting with '.' or '-', or null"
         ),
-    ] = Field(None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$")
+    ] = Field(
+        None,
+        pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$",
+        description="name of the run directory; by default algorithm, environment, seed and time",
+    )
     num_envs: int = Field(1, ge=1, le=4096, description="environments stepped together")
     vectorization: Literal["sync", "async"] = Field(
         "sync", description="async runs each environment in a process of its own"
     )
-    total_timesteps: Steps = 50_000
+    total_timesteps: Steps = Field(50_000, description="environment transitions of the whole run")
     eval_interval: Interval = Field(10_000, description="0 evaluates only at the end")
-    eval_episodes: Episodes = 10
+    eval_episodes: Episodes = Field(10, description="episodes of each evaluation but the last")
     final_eval_episodes: int = Field(100, ge=0, le=1_000_000, description="0 leaves it out")
     checkpoint_interval: Interval = Field(
         50_000, description="0 saves only at the end or when interrupted"
     )
     keep_checkpoints: int = Field(2, ge=1, le=1000, description="newest ones; the best stays too")
-    log_interval: Steps = 1_000
+    log_interval: Steps = Field(
+        1_000, description="environment transitions between two rows of the log"
+    )
     threads: Literal["auto"] | Annotated[int, Field(ge=1, le=1024)] = Field(
         "auto", description="CPU threads of the tensor library"
     )
-    env_kwargs: dict[str, Any] = Field(default_factory=dict)
-    wrappers: tuple[Wrapper, ...] = ()
-    algo_kwargs: dict[str, Any] = Field(default_factory=dict)
+    env_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="keyword arguments of the environment"
+    )
+    wrappers: tuple[Wrapper, ...] = Field(
+        (), description="Gymnasium wrappers, the first one innermost"
+    )
+    algo_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="the algorithm's hyper-parameters, see below"
+    )
 
     def __init__(self, /, **values: Any) -> None:
         values, mistakes = lift_keys(values)

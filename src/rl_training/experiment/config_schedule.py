@@ -27,9 +27,16 @@ _LARGEST = 1e9
 class Schedule(ConfigModel):
     """A value that moves from `initial` to `final`, then stays there."""
 
-    initial: float = Field(ge=-_LARGEST, le=_LARGEST)
-    final: float | None = Field(None, ge=-_LARGEST, le=_LARGEST)
-    kind: Literal["linear", "cosine", "exponential", "constant"] = "linear"
+    initial: float = Field(ge=-_LARGEST, le=_LARGEST, description="value at the start")
+    final: float | None = Field(
+        None,
+        ge=-_LARGEST,
+        le=_LARGEST,
+        description="value at the end; required unless the kind is constant",
+    )
+    kind: Literal["linear", "cosine", "exponential", "constant"] = Field(
+        "linear", description="how the value moves"
+    )
     fraction: float = Field(
         1.0, gt=0, le=1, description="share of the planned run over which the value moves"
     )

@@ -9,7 +9,7 @@ from rl_training.runtime.train import trainer
 
 SPEC = AlgorithmSpec(
     name="dqn",
-    title="Deep Q-network",
+    title="Deep Q-network, `double` as an option",
     paper="Mnih et al., 2015",
     hyper=DQNConfig,
     model=MLPQNetwork.build,
