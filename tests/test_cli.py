@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,7 @@ def test_on_a_terminal_there_is_a_live_bar(tmp_path: Path) -> None:
     shown = b""
     while command.process.is_alive():
         shown += _read(master)
+        time.sleep(0.01)
     shown += _read(master)
     assert command.wait() == 0, shown.decode()
     for descriptor in (master, slave):
@@ -326,9 +328,9 @@ def write_config(tmp_path: Path, config: Any) -> Path:
     return path
 
 
-def start_gated(tmp_path: Path, gate: Gate) -> CommandLine:
+def start_gated(tmp_path: Path, gate: Gate, **changes: Any) -> CommandLine:
     gate.close()
-    path = write_config(tmp_path, gated_config(tmp_path))
+    path = write_config(tmp_path, gated_config(tmp_path, **changes))
     command = CommandLine("train", "--config", str(path), output=tmp_path / "output.txt")
     gate.wait_until_reached()
     return command
@@ -636,23 +638,17 @@ def test_a_full_disk_exits_with_3_and_keeps_the_last_checkpoint(
     assert invoke("resume", "--checkpoint", run_dir).exit_code == 0
 
 
-def test_a_limit_on_file_sizes_exits_with_3(tmp_path: Path) -> None:
-    code = (
-        "import resource, sys\n"
-        "from rl_training.cli import main\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
-        "main()\n"
-    )
-    words = settings("checkpoint_interval=100", "algo_kwargs.hidden_sizes=[64, 64]")
-    command = [sys.executable, "-c", code, "train", "--config", "dqn/cartpole", *words]
-    result = subprocess.run(
-        [*command, "--output-dir", str(tmp_path)], capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 3
-    message = result.stderr[result.stderr.index("error: ") :]
-    assert str(tmp_path) in message
+def test_a_limit_on_file_sizes_exits_with_3(tmp_path: Path, gate: Gate) -> None:
+    command = start_gated(tmp_path, gate, algo_kwargs={"hidden_sizes": [64, 64]})
+    resource.prlimit(command.pid, resource.RLIMIT_FSIZE, (20_000, 20_000))
+    gate.open()
+    assert command.wait() == 3
+    run_dir = only_run(tmp_path / "runs")
+    message = command.text()[command.text().index("error: ") :]
+    assert f"could not write {run_dir / 'checkpoints' / 'step_000000000150'}" in message
     assert "File too large" in message
-    assert "Traceback" not in result.stderr
+    assert "Traceback" not in command.text()
+    assert find_checkpoint(run_dir).env_steps == 100
 
 
 def test_debug_shows_the_traceback_and_keeps_the_exit_code(tmp_path: Path) -> None:
