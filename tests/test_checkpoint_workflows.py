@@ -373,3 +373,20 @@ def test_a_checkpoint_is_plain_data_that_other_programs_read(tmp_path: Path) -> 
             json.loads(path.read_text())
     assert set(weights) == {"agent", "loop", "replay", "spaces"}
     assert {(16, 4), (16,), (2, 16), (2,)} <= weights["agent"]
+
+
+def test_going_on_from_an_older_checkpoint_sets_the_newer_ones_aside(tmp_path: Path) -> None:
+    config = tiny_config("dqn", tmp_path, checkpoint_interval=50, keep_checkpoints=1)
+    run_dir = train_dqn(config.with_changes(keep_checkpoints=9)).run_dir
+    with pytest.raises(TrainingInterrupted):
+        train_dqn(
+            config, callbacks=[StopAt(165)], resume=run_dir / "checkpoints" / "step_000000000150"
+        )
+    assert find_checkpoint(run_dir).env_steps == 165
+    aside = sorted(path.name for path in (run_dir / "abandoned").iterdir())
+    assert [name for name in aside if name.startswith("step")] == [
+        "step_000000000200.1",
+        "step_000000000240.1",
+    ]
+    train_dqn(config, resume=run_dir)
+    assert find_checkpoint(run_dir).env_steps == 240

@@ -86,7 +86,7 @@ def test_predict_takes_one_observation_or_a_batch(tmp_path: Path) -> None:
     assert agent.predict(rows[0].tolist())[0] == batch[0]
     with pytest.raises(IncompatibleEnv, match=r"found shape \(3,\)"):
         agent.predict([0.0, 0.0, 0.0])
-    with pytest.raises(ConfigError, match="finite"):
+    with pytest.raises(UsageError, match="finite"):
         agent.predict([0.0, float("nan"), 0.0, 0.0])
 
 
@@ -271,3 +271,26 @@ def test_a_callable_that_makes_a_vector_environment_is_refused_before_training(
     with pytest.raises(ConfigError, match="vector environment"):
         agent.learn()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ([[0.0, 1.0], [2.0]], "lists of equal length"),
+        ("text", "expected numbers"),
+        ([1e39, 0.0, 0.0, 0.0], "too large for float32"),
+    ],
+)
+def test_an_observation_that_is_none_is_refused(wrong: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        DQN("CartPole-v1", **QUICK).predict(wrong)
+
+
+def test_episode_start_is_a_flag_or_one_per_row() -> None:
+    agent = DQN("CartPole-v1", **QUICK)
+    rows = np.zeros((3, 4))
+    for fitting in (None, True, [True, False, True]):
+        assert agent.predict(rows, episode_start=fitting)[0].shape == (3,)
+    for wrong in ([True, False], 1, "yes"):
+        with pytest.raises(UsageError, match="episode_start"):
+            agent.predict(rows, episode_start=wrong)

@@ -164,7 +164,7 @@ def resume(
     with _reported(debug):
         from rl_training.experiment.config import is_placeholder
 
-        found, config = _open(checkpoint)
+        found, config = _open(checkpoint, parts=None)
         if is_placeholder(config.env_id):
             raise UsageError(
                 f"env_id: this run's environment was passed as an object ({config.env_id}), which "
@@ -265,11 +265,11 @@ def _train_seeds(config: Any, seeds: str, jobs: int) -> None:
         raise typer.Exit(1)
 
 
-def _open(checkpoint: Path, best: bool = False) -> Any:
+def _open(checkpoint: Path, **options: Any) -> Any:
     """The checkpoint and its configuration, after a word about damaged ones."""
     from rl_training.experiment.registry import open_checkpoint
 
-    found, config = open_checkpoint(checkpoint, best=best)
+    found, config = open_checkpoint(checkpoint, **options)
     for reason in found.skipped:
         typer.echo(f"passed over a damaged checkpoint: {reason}", err=True)
     return found, config
@@ -278,5 +278,5 @@ def _open(checkpoint: Path, best: bool = False) -> Any:
 def _load(checkpoint: Path, best: bool) -> Any:
     from rl_training.api.managed import load_any
 
-    found, _ = _open(checkpoint, best)
+    found, _ = _open(checkpoint, best=best)
     return load_any(found.path)

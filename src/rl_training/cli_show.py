@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -123,7 +122,7 @@ def show_everything(directory: Path) -> None:
     console.print(runs)
 
 
-def parse_observation(text: str) -> tuple[np.ndarray, Any]:
+def parse_observation(text: str) -> tuple[Any, Any]:
     """An observation, and what was said of whether it starts an episode, from JSON."""
     try:
         value = json.loads(text)
@@ -134,7 +133,7 @@ def parse_observation(text: str) -> tuple[np.ndarray, Any]:
             f"({error})"
         ) from None
     if not isinstance(value, dict):
-        return _numbers(value), None
+        return value, None
     if unknown := value.keys() - {"observation", "episode_start"}:
         raise UsageError(
             f"observation: expected the keys observation and episode_start, found "
@@ -142,8 +141,7 @@ def parse_observation(text: str) -> tuple[np.ndarray, Any]:
         )
     if "observation" not in value:
         raise UsageError('observation: expected a key "observation", found none')
-    obs = _numbers(value["observation"])
-    return obs, _starts(value.get("episode_start"), obs)
+    return value["observation"], value.get("episode_start")
 
 
 def input_lines() -> Iterator[str]:
@@ -154,35 +152,6 @@ def input_lines() -> Iterator[str]:
                 yield line
     except UnicodeDecodeError as error:
         raise UsageError(f"standard input: expected UTF-8 text, found {error.reason}") from None
-
-
-def _numbers(value: Any) -> np.ndarray:
-    try:
-        array = np.array(value)
-    except ValueError:
-        raise UsageError(
-            "observation: expected numbers in lists of equal length, found "
-            f"{json.dumps(value)[:80]}"
-        ) from None
-    if array.size and array.dtype.kind not in "biuf":
-        raise UsageError(f"observation: expected numbers, found {json.dumps(value)[:80]}")
-    if not (np.abs(array) <= np.finfo(np.float32).max).all():
-        raise UsageError(
-            "observation: expected finite numbers, found NaN, infinity or one too large for float32"
-        )
-    return array
-
-
-def _starts(value: Any, obs: np.ndarray) -> Any:
-    if value is None or isinstance(value, bool):
-        return value
-    fits = isinstance(value, list) and all(isinstance(item, bool) for item in value)
-    if not fits or obs.ndim < 2 or len(value) != len(obs):
-        raise UsageError(
-            "episode_start: expected true, false, or one of them for each observation of a batch, "
-            f"found {json.dumps(value)[:80]}"
-        )
-    return value
 
 
 def _console() -> Console:

@@ -7,10 +7,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adam import adam
 
 from rl_training.data.types import Moment
 
 OptimizerName = Literal["adam", "rmsprop"]
+RMSPROP_DECAY = 0.95
 
 
 def flatten(module: nn.Module, *, gradients: bool) -> nn.Parameter:
@@ -33,7 +35,11 @@ def flatten(module: nn.Module, *, gradients: bool) -> nn.Parameter:
 
 
 class Optimizer:
-    """Adam or RMSprop over a network's flat parameters, with gradient-norm clipping."""
+    """Adam, or centred RMSprop, over a network's flat parameters, with gradient-norm clipping.
+
+    Works on tensors, not through `torch.optim`'s classes: their first step imports the compiler,
+    which takes seconds, and each later one costs more than the arithmetic of a small network.
+    """
 
     def __init__(
         self,
@@ -44,12 +50,12 @@ class Optimizer:
         max_grad_norm: float | None = None,
     ) -> None:
         self.flat = flatten(module, gradients=True)
+        self.eps = eps
         self.max_grad_norm = max_grad_norm
-        self._optimizer: torch.optim.Optimizer
-        if name == "adam":
-            self._optimizer = torch.optim.Adam([self.flat], eps=eps, fused=True)
-        else:  # centred, with the decay of Mnih et al. (2015)
-            self._optimizer = torch.optim.RMSprop([self.flat], alpha=0.95, eps=eps, centered=True)
+        self._move = self._adam if name == "adam" else self._rmsprop
+        self._values = self.flat.detach()
+        self._mean, self._square = torch.zeros_like(self._values), torch.zeros_like(self._values)
+        self._steps = torch.zeros((), device=self._values.device)
 
     def step(self, loss: Tensor, learning_rate: float) -> None:
         """Backpropagate `loss` and move the parameters."""
@@ -60,18 +66,42 @@ class Optimizer:
         if self.max_grad_norm is not None:
             # Scaling by a tensor keeps the device free of a host sync.
             grad.mul_((self.max_grad_norm / (grad.norm() + 1e-6)).clamp(max=1.0))
-        self._optimizer.param_groups[0]["lr"] = learning_rate
-        self._optimizer.step()
+        self._move(grad, learning_rate)
+
+    def _adam(self, grad: Tensor, learning_rate: float) -> None:
+        adam(
+            [self._values],
+            [grad],
+            [self._mean],
+            [self._square],
+            [],
+            [self._steps],
+            fused=True,
+            amsgrad=False,
+            beta1=0.9,
+            beta2=0.999,
+            lr=learning_rate,
+            weight_decay=0.0,
+            eps=self.eps,
+            maximize=False,
+        )
+
+    def _rmsprop(self, grad: Tensor, learning_rate: float) -> None:
+        """Centred, with the decay of Mnih et al. (2015)."""
+        self._mean.lerp_(grad, 1 - RMSPROP_DECAY)
+        self._square.mul_(RMSPROP_DECAY).addcmul_(grad, grad, value=1 - RMSPROP_DECAY)
+        spread = (self._square - self._mean**2).clamp_(min=0.0).sqrt_().add_(self.eps)
+        self._values.addcdiv_(grad, spread, value=-learning_rate)
 
     def state_dict(self) -> dict[str, Any]:
         """The moments of the flat buffer."""
-        return {"moments": dict(self._optimizer.state[self.flat])}
+        return {"mean": self._mean, "square": self._square, "steps": self._steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the moments."""
-        groups = self._optimizer.state_dict()["param_groups"]
-        slots = {0: state["moments"]} if state["moments"] else {}
-        self._optimizer.load_state_dict({"state": slots, "param_groups": groups})
+        self._mean.copy_(state["mean"])
+        self._square.copy_(state["square"])
+        self._steps.copy_(state["steps"])
 
 
 class TargetNetwork:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -167,9 +168,8 @@ class ManagedAlgorithm:
         resume: Path | None,
     ) -> TrainResult:
         self._environments()
-        if progress:
-            callbacks = _with_console(callbacks)
-        result = train_config(config, callbacks=callbacks, resume=resume)
+        with _console(callbacks, progress) as watched:
+            result = train_config(config, callbacks=watched, resume=resume)
         self.run_dir = result.run_dir
         checkpoint, _ = open_checkpoint(result.run_dir)
         self._checkpoint = checkpoint.path
@@ -223,10 +223,19 @@ class ManagedAlgorithm:
         return write_checkpoint(folder, kind="best", env_steps=0, parts=agent.parts(), info=info)
 
 
-def _with_console(callbacks: Sequence[Callback]) -> Sequence[Callback]:
+@contextmanager
+def _console(callbacks: Sequence[Callback], progress: bool) -> Iterator[Sequence[Callback]]:
+    """The callbacks, with a progress bar among them if wanted, which is closed in any case."""
+    if not progress:
+        yield callbacks
+        return
     from rl_training.runtime.console import ConsoleProgress
 
-    return [*callbacks, ConsoleProgress()]
+    console = ConsoleProgress()
+    try:
+        yield [*callbacks, console]
+    finally:
+        console.close()
 
 
 def load_any(path: str | Path, *, best: bool = False) -> ManagedAlgorithm:

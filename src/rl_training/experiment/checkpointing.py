@@ -44,7 +44,7 @@ from rl_training.experiment.manifest import (
 from rl_training.experiment.state_tree import StateTree, split
 from rl_training.experiment.tensor_file import file_chunks
 
-__all__ = ["Checkpoint", "find_checkpoint", "prune", "write_checkpoint"]
+__all__ = ["Checkpoint", "find_checkpoint", "prune", "set_aside_newer", "write_checkpoint"]
 
 CHECKPOINTS_DIR_NAME = "checkpoints"
 _DIRECTORY = re.compile(r"(step|best)_([0-9]{12,18})(?:-([0-9]{1,9}))?")
@@ -136,6 +136,33 @@ def prune(checkpoints_dir: Path, *, keep: int) -> None:
             remove(checkpoints_dir / name)
     except OSError as error:
         raise save_error(checkpoints_dir, error) from error
+
+
+def set_aside_newer(checkpoints_dir: Path, *, env_steps: int) -> list[Path]:
+    """Move checkpoints taken after `env_steps` to `abandoned/` beside the directory.
+
+    A run that goes on from an older checkpoint leaves a timeline that must neither win over the
+    new one nor be lost.
+    """
+    moved = []
+    for kind in KINDS:
+        for name in _list(checkpoints_dir, kind):
+            if _age(name)[0] > env_steps:
+                moved.append(_move_to(checkpoints_dir / name, checkpoints_dir.parent / "abandoned"))
+    return moved
+
+
+def _move_to(path: Path, folder: Path) -> Path:
+    try:
+        make_directory(folder)
+        number = 1
+        while (target := folder / f"{path.name}.{number}").exists():
+            number += 1
+        os.rename(path, target)
+        fsync_directory(path.parent)
+    except OSError as error:
+        raise save_error(folder, error) from error
+    return target
 
 
 def _encode_part(part: str, tree: StateTree) -> _Part:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint
 from rl_training.experiment.config import HyperParameters, TrainConfig, check_hyper_parameters
 from rl_training.experiment.config_loading import LoadedConfig, load_config
-from rl_training.runtime.agent import Agent, build_agent, saved_adapter
+from rl_training.runtime.agent import ACTING_PARTS, Agent, build_agent, saved_adapter
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.result import TrainResult
 from rl_training.runtime.spec import AlgorithmSpec, all_specs
@@ -54,10 +54,17 @@ def train_config(
 
 
 def open_checkpoint(
-    path: str | Path, *, best: bool = False, algo: str | None = None
+    path: str | Path,
+    *,
+    best: bool = False,
+    algo: str | None = None,
+    parts: Collection[str] | None = ACTING_PARTS,
 ) -> tuple[Checkpoint, TrainConfig]:
-    """A verified checkpoint and its configuration; `algo` refuses any other algorithm's."""
-    checkpoint = find_checkpoint(Path(path), best=best)
+    """A checkpoint and its configuration; `algo` refuses any other algorithm's.
+
+    Acting needs only small parts, so only those are verified; None verifies the replay too.
+    """
+    checkpoint = find_checkpoint(Path(path), best=best, parts=parts)
     found = checkpoint.info["algo"]
     if algo is not None and found != algo:
         raise CheckpointError(

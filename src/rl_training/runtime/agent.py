@@ -13,11 +13,14 @@ from rl_training.algorithms.base import Acting, Algorithm
 from rl_training.data.types import EnvSpec, Moment, PolicyState
 from rl_training.envs.imports import import_object
 from rl_training.envs.spaces import SpaceAdapter, space_from_plain, space_to_plain
-from rl_training.errors import CheckpointError, ConfigError
+from rl_training.errors import CheckpointError, ConfigError, UsageError
 from rl_training.experiment.checkpointing import Checkpoint
 from rl_training.experiment.config import HyperParameters, TrainConfig, is_placeholder
 from rl_training.runtime.seeding import derive_seed
 from rl_training.runtime.spec import AlgorithmSpec
+
+ACTING_PARTS = ("agent", "spaces")
+"""The parts of a checkpoint that acting needs."""
 
 
 class Agent:
@@ -48,23 +51,15 @@ class Agent:
 
         `state` None, and rows where `episode_start` is true, begin a new episode.
         """
-        single = not self.adapter.is_batch(obs)
-        encoded = self.adapter.encode([obs] if single else obs)
-        if not np.isfinite(encoded).all():
-            raise ConfigError("observation: expected finite numbers, found NaN or infinity")
-        first = self._episode_starts(state, episode_start, len(encoded))
+        numbers = _numbers(obs)
+        single = not self.adapter.is_batch(numbers)
+        encoded = self.adapter.encode([numbers] if single else numbers)
+        first = _episode_starts(episode_start, len(encoded), single) | (state is None)
         if state is None:
             state = self.algorithm.initial_state(len(encoded))
         acting = self.algorithm.act(encoded, state, first, self.moment, explore=not deterministic)
         action = self.adapter.decode(acting.action)
         return (action[0] if single else action), acting.state
-
-    @staticmethod
-    def _episode_starts(state: PolicyState | None, given: Any, rows: int) -> np.ndarray:
-        if given is None:
-            return np.full(rows, state is None)
-        flags = np.broadcast_to(np.asarray(given, np.bool_), rows)
-        return flags | (state is None)
 
     def check_spaces(self, observation: gym.Space[Any], action: gym.Space[Any]) -> None:
         """Refuse to be used with spaces that are not this agent's."""
@@ -115,6 +110,34 @@ def build_agent(
 def saved_adapter(checkpoint: Checkpoint) -> SpaceAdapter:
     """The spaces a checkpointed agent was built for."""
     return SpaceAdapter(checkpoint.info["env_id"], *_saved_spaces(checkpoint))
+
+
+def _numbers(obs: Any) -> np.ndarray:
+    """An observation as numbers that float32 can hold."""
+    try:
+        array = np.asarray(obs)
+    except ValueError:
+        raise UsageError(
+            f"observation: expected numbers in lists of equal length, found {str(obs)[:80]}"
+        ) from None
+    if array.size and array.dtype.kind not in "biuf":
+        raise UsageError(f"observation: expected numbers, found {str(obs)[:80]}")
+    if not (np.abs(array) <= np.finfo(np.float32).max).all():
+        raise UsageError(
+            "observation: expected finite numbers, found NaN, infinity or one too large for float32"
+        )
+    return array
+
+
+def _episode_starts(given: Any, rows: int, single: bool) -> np.ndarray:
+    """A flag per row: none, one for all, or one for each observation of a batch."""
+    flags = np.asarray(False if given is None else given)
+    if flags.dtype != np.bool_ or flags.shape not in ((), () if single else (rows,)):
+        raise UsageError(
+            "episode_start: expected true, false, or one of them for each observation of a batch, "
+            f"found {str(given)[:80]}"
+        )
+    return np.broadcast_to(flags, rows)
 
 
 def _saved_spaces(checkpoint: Checkpoint) -> tuple[gym.Space[Any], gym.Space[Any]]:

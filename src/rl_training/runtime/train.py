@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -11,7 +12,7 @@ from typing import Protocol
 import torch
 
 from rl_training.errors import ConfigError, UsageError
-from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint
+from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint, set_aside_newer
 from rl_training.experiment.config import HyperParameters, TrainConfig, check_hyper_parameters
 from rl_training.experiment.config_loading import dump_yaml
 from rl_training.experiment.files import write_atomic, write_json
@@ -30,6 +31,8 @@ from rl_training.runtime.result import TrainingInterrupted, TrainResult
 from rl_training.runtime.resuming import check_same_run, home_of, resume_history
 from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.training_run import TrainingRun
+
+logger = logging.getLogger("rl_training")
 
 ONE_THREAD_WIDTH = 256  # up to this layer width a second thread costs more than it gives
 
@@ -97,6 +100,9 @@ def train(
         run = assemble(plan, parts, directory, log, interrupts)
         if checkpoint is not None:
             restore_run(run, checkpoint)
+        if checkpoint is not None and home is not None:
+            for path in set_aside_newer(checkpoint.path.parent, env_steps=run.env_steps):
+                logger.warning("a checkpoint newer than the resumed one was moved to %s", path)
         _write_records(run, checkpoint)
         return _drive(run, spec)
 
