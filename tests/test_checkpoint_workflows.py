@@ -182,18 +182,27 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path) -> None:
 
 def test_if_all_are_damaged_each_is_listed(tmp_path: Path) -> None:
     run_dir = interrupted(tiny_config("dqn", tmp_path, checkpoint_interval=50), 130)
-    damage(run_dir / "checkpoints" / "step_000000000100", "loop.json")
+    damage(run_dir / "checkpoints" / "step_000000000100", "agent.json")
     damage(run_dir / "checkpoints" / "step_000000000130", "manifest.json")
     with pytest.raises(CheckpointError) as caught:
         DQN.load(run_dir)
     lines = str(caught.value).splitlines()
     assert lines[0] == f"no usable checkpoint in {run_dir}:"
     assert "step_000000000130/manifest.json" in lines[1]
-    assert "step_000000000100/loop.json" in lines[2]
+    assert "step_000000000100/agent.json" in lines[2]
     assert len(lines) == 3
     result = CliRunner().invoke(app, ["resume", "--checkpoint", str(run_dir)])
     assert result.exit_code == 1
     assert result.stderr.startswith("error: no usable checkpoint")
+
+
+def test_a_damaged_replay_stops_a_resume_and_not_a_prediction(tmp_path: Path) -> None:
+    run_dir = interrupted(tiny_config("dqn", tmp_path), 130)
+    damage(run_dir / "checkpoints" / "step_000000000130", "replay.safetensors")
+    agent = DQN.load(run_dir)  # reads and verifies what acting needs
+    assert agent.predict([0.0, 0.0, 0.0, 0.0])[0] in (0, 1)
+    with pytest.raises(CheckpointError, match=r"replay\.safetensors"):
+        agent.resume()
 
 
 # Of something else

@@ -297,9 +297,9 @@ def test_every_damaged_file_of_a_checkpoint_is_found(finished: Path, tmp_path: P
         content = bytearray((folder / name).read_bytes())
         content[len(content) // 2] ^= 1
         (folder / name).write_bytes(content)
-        message = failure(invoke("eval", "--checkpoint", folder), 1)
-        assert name in message
-        failure(invoke("resume", "--checkpoint", folder), 1)
+        assert name in failure(invoke("resume", "--checkpoint", folder), 1)
+        if not name.startswith(("replay", "loop")):  # the parts that acting does not read
+            assert name in failure(invoke("eval", "--checkpoint", folder), 1)
 
 
 # resume and signals
@@ -485,20 +485,20 @@ def test_a_line_that_is_wrong_ends_prediction_after_the_answers_before_it(finish
         ("[0, 0]", r"shape \(4,\) or a batch .* found shape \(2,\)"),
         ("[]", r"found shape \(0,\)"),
         ("7", r"found shape \(\)"),
-        ("null", "expected numbers, found null"),
+        ("null", "expected numbers, found None"),
         ("cart", "expected JSON .* found 'cart'"),
         ("[" * 100_000, "expected JSON"),
         ("[0, NaN, 0, 0]", "expected finite numbers"),
         ("[0, 1e999, 0, 0]", "expected finite numbers"),
         ("[0, 1e39, 0, 0]", "too large for float32"),
-        ('["1", "2", "3", "4"]', r'expected numbers, found \["1"'),
+        ('["1", "2", "3", "4"]', r"expected numbers, found \['1'"),
         ("[null, 0, 0, 0]", "expected numbers, found"),
         ("[{}, 0, 0, 0]", "expected numbers, found"),
         (f"[1{'0' * 400}, 0, 0, 0]", "expected numbers, found"),
         ("[[0, 0, 0, 0], [1]]", "lists of equal length"),
         ('{"obs": [0, 0, 0, 0]}', "the keys observation and episode_start, found 'obs'"),
         ('{"episode_start": true}', 'expected a key "observation"'),
-        ('{"observation": [0, 0, 0, 0], "episode_start": "yes"}', 'true, false, .* found "yes"'),
+        ('{"observation": [0, 0, 0, 0], "episode_start": "yes"}', "true, false, .* found yes"),
         ('{"observation": [[0, 0, 0, 0]], "episode_start": [true, false]}', "episode_start"),
         ('{"observation": [0, 0, 0, 0], "episode_start": [true]}', "episode_start"),
     ],
