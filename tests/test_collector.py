@@ -221,6 +221,16 @@ def test_the_first_nan_stops_with_environment_and_step(where: str, what: str) ->
             collect(SyncVectorEnv(makers, autoreset_mode=mode), 10)
 
 
+def test_nan_in_the_first_observation_of_an_episode_is_found() -> None:
+    class BadStart(CountingEnv):
+        def observe(self) -> np.ndarray:
+            return np.full(2, np.nan if self.episode == 1 and self.t == 0 else 0.0, np.float32)
+
+    for mode in MODES:
+        with pytest.raises(NonFiniteError, match="non-finite observation in environment 0"):
+            collect(SyncVectorEnv([make(BadStart, 2)], autoreset_mode=mode), 10)
+
+
 # Gymnasium warns about a worker's error before it raises it.
 @pytest.mark.filterwarnings("ignore:.*Received the following error:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*Raising the last exception:UserWarning")

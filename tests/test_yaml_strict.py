@@ -92,7 +92,7 @@ def test_a_setting_without_brackets_is_taken_as_it_stands(text: str, value: str)
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a: 1\nb: 2\na: 3\n", "f.yaml:3: duplicate key the text 'a', first given on line 1"),
+        ("a: 1\nb: 2\na: 3\n", "f.yaml:3: duplicate key 'a', first given on line 1"),
         ("b:\n  a: 1\n  a: 3\n", "f.yaml:3: duplicate key"),
         ("a: &x 1\n", "f.yaml:1: the anchor &x is not allowed"),
         ("a: 1\nb: *x\n", "f.yaml:2: the alias *x is not allowed"),

@@ -110,7 +110,7 @@ class Collector:
             final = obs.copy()
             for row in np.flatnonzero(done):
                 final[row] = self.adapter.encode([info["final_obs"][row]])[0]
-            return final, obs
+            return final, self._checked(obs, done)
         try:
             restarted, _ = self.envs.reset(options={"reset_mask": done})
         except Exception as error:
