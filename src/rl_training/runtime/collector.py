@@ -61,7 +61,7 @@ class Collector:
             obs, _ = envs.reset(seed=cast("int", seeds if one_each else seeds[0]))
         except Exception as error:
             raise self._env_error("reset", error) from error
-        self._obs = self._checked(self.adapter.encode(obs), self._all_rows)
+        self._obs = self._checked(self.adapter.encode(obs))
         self._first = self._all_rows.copy()
         self._resetting = self._no_rows.copy()  # NEXT_STEP: the coming step only resets these
         self._state = state
@@ -85,7 +85,7 @@ class Collector:
             obs=obs,
             action=acting.action,
             reward=self._checked_reward(np.asarray(reward, np.float32), valid),
-            next_obs=self._checked(following, valid),
+            next_obs=self._checked(following),
             terminated=terminated,
             truncated=truncated,
             first=first,
@@ -110,12 +110,12 @@ class Collector:
             final = obs.copy()
             for row in np.flatnonzero(done):
                 final[row] = self.adapter.encode([info["final_obs"][row]])[0]
-            return final, self._checked(obs, done)
+            return final, self._checked(obs)
         try:
             restarted, _ = self.envs.reset(options={"reset_mask": done})
         except Exception as error:
             raise self._env_error("reset", error) from error
-        return obs, self._checked(self.adapter.encode(restarted), done)
+        return obs, self._checked(self.adapter.encode(restarted))
 
     def _count(self, step: Transitions, done: np.ndarray) -> None:
         self.steps += 1
@@ -129,10 +129,9 @@ class Collector:
         self._returns[done] = 0.0
         self._lengths[done] = 0
 
-    def _checked(self, obs: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    def _checked(self, obs: np.ndarray) -> np.ndarray:
         if not np.isfinite(obs).all():
-            finite = np.isfinite(obs.reshape(len(obs), -1)).all(1)
-            self._refuse("observation", ~finite & rows)
+            self._refuse("observation", ~np.isfinite(obs.reshape(len(obs), -1)).all(1))
         return obs
 
     def _checked_reward(self, reward: np.ndarray, rows: np.ndarray) -> np.ndarray:
