@@ -12,18 +12,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rl_training.api.algorithms import DQN
+    from rl_training.api.algorithms import DQN, PPO
     from rl_training.errors import RLTrainingError
     from rl_training.experiment.config import TrainConfig
     from rl_training.experiment.manager import ExperimentManager
     from rl_training.runtime.callbacks import Callback, StopOnReturn
     from rl_training.runtime.dqn_trainer import train_dqn
+    from rl_training.runtime.ppo_trainer import train_ppo
     from rl_training.runtime.result import TrainingInterrupted, TrainResult
 
 __version__ = "0.1.0"
 
 __all__ = [
     "DQN",
+    "PPO",
     "Callback",
     "ExperimentManager",
     "RLTrainingError",
@@ -32,11 +34,13 @@ __all__ = [
     "TrainResult",
     "TrainingInterrupted",
     "train_dqn",
+    "train_ppo",
 ]
 
 # Loaded on first use, so that `rl-training --help` does not wait for torch.
 _HOMES = {
     "DQN": "api.algorithms",
+    "PPO": "api.algorithms",
     "Callback": "runtime.callbacks",
     "ExperimentManager": "experiment.manager",
     "RLTrainingError": "errors",
@@ -45,6 +49,7 @@ _HOMES = {
     "TrainResult": "runtime.result",
     "TrainingInterrupted": "runtime.result",
     "train_dqn": "runtime.dqn_trainer",
+    "train_ppo": "runtime.ppo_trainer",
 }
 
 

@@ -2,5 +2,6 @@
 
 from rl_training.algorithms.base import UpdateResult
 from rl_training.algorithms.dqn import DQN
+from rl_training.algorithms.ppo import PPO
 
-__all__ = ["DQN", "UpdateResult"]
+__all__ = ["DQN", "PPO", "UpdateResult"]

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rl_training.data.types import EnvSpec, Moment, PolicyState
-from rl_training.errors import ConfigError
+from rl_training.data.types import Moment, PolicyState
 
 
 class UpdateResult(NamedTuple):
@@ -100,21 +99,3 @@ class Algorithm(ABC):
         """Host observations as a tensor on the algorithm's device."""
         tensor = torch.from_numpy(obs)
         return tensor if self.device.type == "cpu" else tensor.to(self.device)
-
-
-@torch.no_grad()
-def check_network(model: nn.Module, spec: EnvSpec, output: tuple[int, ...]) -> None:
-    """Refuse a network whose output for one observation is not shaped (1, *output)."""
-    expected = f"(batch, {', '.join(map(str, output))}) for observations (batch, {spec.obs_dim})"
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    if not trainable:
-        raise ConfigError("network: expected trainable parameters, found none")
-    try:
-        found = model.eval()(torch.zeros(1, *spec.obs_shape, device=trainable[0].device))
-    except Exception as error:
-        raise ConfigError(
-            f"network: expected {expected}, but calling it raised: {error}"
-        ) from error
-    shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-    if shape != (1, *output):
-        raise ConfigError(f"network: expected {expected}, found {shape} for one observation")

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import UpdateResult, check_network
+from rl_training.algorithms.base import UpdateResult
+from rl_training.algorithms.checks import check_network
 from rl_training.algorithms.functional.td import chosen, q_target
 from rl_training.algorithms.value_based import ValueBased, ValueBasedConfig
 from rl_training.data.types import Batch, EnvSpec, Moment

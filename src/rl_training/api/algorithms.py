@@ -7,3 +7,9 @@ class DQN(ManagedAlgorithm):
     """Deep Q-network (Mnih et al., 2015)."""
 
     algo_name = "dqn"
+
+
+class PPO(ManagedAlgorithm):
+    """Proximal policy optimisation (Schulman et al., 2017)."""
+
+    algo_name = "ppo"

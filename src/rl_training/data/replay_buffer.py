@@ -30,6 +30,8 @@ class ReplayBuffer:
     `capacity` transitions. Batches are moved to `device`.
     """
 
+    memory_name = "replay memory"
+
     def __init__(
         self,
         spec: EnvSpec,

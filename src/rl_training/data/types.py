@@ -18,7 +18,9 @@ class EnvSpec:
     """The shapes and sizes of an environment, as a model needs them; no Gymnasium types.
 
     `obs_shape` is the shape a model sees, after flattening. `action_kind` is `discrete` (then
-    `num_actions` counts the choices) or `continuous` (then `action_dim` numbers in [-1, 1]).
+    `num_actions` counts the choices), `continuous` (then `action_dim` numbers in [-1, 1]),
+    `multi_discrete` (then `action_sizes` counts the choices of each part) or `multi_binary` (then
+    `action_dim` switches).
     """
 
     env_id: str
@@ -27,6 +29,7 @@ class EnvSpec:
     action_kind: str
     num_actions: int = 0
     action_dim: int = 0
+    action_sizes: tuple[int, ...] = ()
 
     @property
     def obs_dim(self) -> int:
@@ -39,9 +42,14 @@ class EnvSpec:
         return () if self.action_kind == "discrete" else (self.action_dim,)
 
     @property
+    def policy_outputs(self) -> int:
+        """Numbers a policy network gives: logits of the choices, or means."""
+        return self.num_actions or sum(self.action_sizes) or self.action_dim
+
+    @property
     def action_dtype(self) -> str:
         """Type of a stored action."""
-        return "int64" if self.action_kind == "discrete" else "float32"
+        return "float32" if self.action_kind == "continuous" else "int64"
 
 
 class Moment(NamedTuple):
@@ -90,3 +98,22 @@ class Batch(NamedTuple):
     discount: Tensor
     weight: Tensor
     slots: np.ndarray
+
+
+class Rollout(NamedTuple):
+    """The vector steps between two on-policy updates, time first: [T, N, ...].
+
+    `ended` marks the last row of an episode, however it ended. Rows that ended without terminating,
+    and the newest row of each environment, have a successor that is not the next row: its
+    observation is in `bootstrap_obs`, and `bootstrap_rows` gives the flat index t * N + n.
+    """
+
+    obs: Tensor
+    action: Tensor
+    reward: Tensor
+    terminated: Tensor
+    ended: Tensor
+    first: Tensor
+    valid: Tensor
+    bootstrap_rows: Tensor
+    bootstrap_obs: Tensor

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from rl_training.data.types import EnvSpec
-from rl_training.errors import IncompatibleEnv
+from rl_training.envs.actions import action_codec, action_kind
+from rl_training.envs.observations import observation_codec, observation_kind
 
-
-def observation_kind(space: spaces.Space[Any]) -> str:
-    """`vector` for what an algorithm on vectors can take, otherwise the space's own name."""
-    if isinstance(space, spaces.Box):
-        return "vector" if len(space.shape) <= 2 else "image"
-    return type(space).__name__
-
-
-def action_kind(space: spaces.Space[Any]) -> str:
-    """`discrete`, `continuous`, or the space's own name."""
-    if isinstance(space, spaces.Discrete):
-        return "discrete"
-    return "continuous" if isinstance(space, spaces.Box) else type(space).__name__
+__all__ = [
+    "SpaceAdapter",
+    "action_kind",
+    "observation_kind",
+    "space_from_plain",
+    "space_to_plain",
+]
 
 
 class SpaceAdapter:
@@ -32,52 +26,55 @@ class SpaceAdapter:
     def __init__(self, env_id: str, observation: spaces.Space[Any], action: spaces.Space[Any]):
         self.observation = observation
         self.action = action
+        self._obs_codec = observation_codec(observation)
+        self._action_codec = action_codec(action)
         self.spec = EnvSpec(
-            env_id=env_id,
-            obs_shape=(math.prod(observation.shape or ()),),
-            action_kind=action_kind(action),
-            num_actions=int(action.n) if isinstance(action, spaces.Discrete) else 0,
+            env_id=env_id, obs_shape=(self._obs_codec.size,), **self._action_codec.sizes
         )
-        self._start = int(action.start) if isinstance(action, spaces.Discrete) else 0
 
     def encode(self, obs: Any) -> np.ndarray:
         """A batch of raw observations as a fresh (batch, obs_dim) float32 array."""
-        array = np.array(obs, dtype=np.float32)
-        return array.reshape(len(array), -1)
+        return self._obs_codec.encode(obs)
+
+    def encode_one(self, obs: Any) -> np.ndarray:
+        """One raw observation as an (obs_dim,) float32 array."""
+        row: np.ndarray = self._obs_codec.encode(self._obs_codec.batched(obs))[0]
+        return row
+
+    def encode_any(self, obs: Any) -> tuple[np.ndarray, bool]:
+        """One observation or a batch from a user, checked; and whether it was a single one."""
+        single = not self._obs_codec.is_batch(obs)
+        return self.encode(self._obs_codec.batched(obs) if single else obs), single
 
     def decode(self, action: np.ndarray) -> np.ndarray:
-        """Actions as the environment numbers them."""
-        return action + self._start if self._start else action
-
-    def is_batch(self, obs: Any) -> bool:
-        """Whether `obs` has a leading batch dimension; refuses a shape that is neither."""
-        shape, expected = np.shape(obs), self.observation.shape or ()
-        if shape == expected:
-            return False
-        if shape[1:] == expected and len(shape) == len(expected) + 1:
-            return True
-        raise IncompatibleEnv(
-            f"expected one observation of shape {expected} or a batch (n, *{expected}) for "
-            f"{self.spec.env_id}, found shape {shape}"
-        )
-
-    def describe(self) -> dict[str, str]:
-        """The two spaces in Gymnasium's words, to compare a checkpoint with an environment."""
-        return {"observation_space": str(self.observation), "action_space": str(self.action)}
+        """Actions as the environment takes them."""
+        return self._action_codec.decode(action)
 
 
 def space_to_plain(space: spaces.Space[Any]) -> dict[str, Any]:
-    """A space as plain values and arrays, for a checkpoint."""
+    """A space as plain values and arrays, for a checkpoint; a Dict's keys in their order."""
     if isinstance(space, spaces.Discrete):
         return {"type": "Discrete", "n": int(space.n), "start": int(space.start)}
-    if isinstance(space, spaces.Box):
-        bounds = {"low": space.low, "high": space.high, "dtype": str(space.dtype)}
-        return {"type": "Box", "shape": list(space.shape), **bounds}
-    raise IncompatibleEnv(f"{space} cannot be saved in a checkpoint")
+    if isinstance(space, spaces.MultiDiscrete):
+        return {"type": "MultiDiscrete", "nvec": space.nvec, "start": space.start}
+    if isinstance(space, spaces.MultiBinary):
+        return {"type": "MultiBinary", "n": [int(size) for size in space.shape]}
+    if isinstance(space, spaces.Dict):
+        parts = [[key, space_to_plain(part)] for key, part in space.items()]
+        return {"type": "Dict", "spaces": parts}
+    assert isinstance(space, spaces.Box), space
+    bounds = {"low": space.low, "high": space.high, "dtype": str(space.dtype)}
+    return {"type": "Box", "shape": list(space.shape), **bounds}
 
 
 def space_from_plain(plain: dict[str, Any]) -> spaces.Space[Any]:
     """The space that `space_to_plain` wrote."""
     if plain["type"] == "Discrete":
         return spaces.Discrete(plain["n"], start=plain["start"])
+    if plain["type"] == "MultiDiscrete":
+        return spaces.MultiDiscrete(plain["nvec"], start=plain["start"])
+    if plain["type"] == "MultiBinary":
+        return spaces.MultiBinary(plain["n"])
+    if plain["type"] == "Dict":
+        return spaces.Dict({key: space_from_plain(part) for key, part in plain["spaces"]})
     return spaces.Box(plain["low"], plain["high"], tuple(plain["shape"]), plain["dtype"])

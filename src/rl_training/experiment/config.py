@@ -36,9 +36,11 @@ __all__ = [
     "LIFTED_KEYS",
     "ConfigMistakes",
     "ConfigModel",
+    "HiddenSizes",
     "HyperParameters",
     "LearningRate",
     "OffPolicyHyperParameters",
+    "OnPolicyHyperParameters",
     "Probability",
     "Schedule",
     "Scheduled",
@@ -129,6 +131,7 @@ Wrapper = Annotated[
     AfterValidator(_is_wrapper),
     Expects("a wrapper's name, or one name with its arguments such as {Name: {key: value}}"),
 ]
+HiddenSizes = Annotated[tuple[Annotated[int, Field(ge=1, le=65_536)], ...], Field(max_length=16)]
 Steps = Annotated[int, Field(ge=1, le=MOST_STEPS)]
 Interval = Annotated[int, Field(ge=0, le=MOST_STEPS)]
 Episodes = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -140,9 +143,7 @@ class HyperParameters(ConfigModel):
     learning_rate: LearningRate = Field(1e-3, description="step size of the optimiser")
     gamma: float = Field(0.99, ge=0, le=1, description="discount of rewards per step")
     network: Network = Field(None, description="the user's own network in place of the default")
-    hidden_sizes: tuple[Annotated[int, Field(ge=1, le=65_536)], ...] = Field(
-        (256, 256), max_length=16, description="width of each hidden layer"
-    )
+    hidden_sizes: HiddenSizes = Field((256, 256), description="width of each hidden layer")
 
 
 class OffPolicyHyperParameters(HyperParameters):
@@ -167,6 +168,19 @@ class OffPolicyHyperParameters(HyperParameters):
         both = self.buffer_size is not None and self.replay_memory is not None
         check(not both, "give buffer_size or replay_memory, not both")
         return self
+
+
+class OnPolicyHyperParameters(HyperParameters):
+    """What every algorithm that learns from its latest rollout has."""
+
+    num_steps: int = Field(
+        128, ge=1, le=1_000_000, description="steps of each environment between two updates"
+    )
+    batch_size: int = Field(
+        256, ge=1, le=100_000_000, description="transitions in one gradient step"
+    )
+    epochs: int = Field(4, ge=1, le=1000, description="passes over each rollout")
+    gae_lambda: float = Field(0.95, ge=0, le=1, description="trace of the advantage estimate")
 
 
 class TrainConfig(ConfigModel):
@@ -227,6 +241,12 @@ class TrainConfig(ConfigModel):
     )
     wrappers: tuple[Wrapper, ...] = Field(
         (), description="Gymnasium wrappers, the first one innermost"
+    )
+    normalize_observations: bool = Field(
+        False, description="to mean 0 and standard deviation 1, by running statistics"
+    )
+    normalize_rewards: bool = Field(
+        False, description="by the running standard deviation of the return; on-policy only"
     )
     algo_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="the algorithm's hyper-parameters, see below"

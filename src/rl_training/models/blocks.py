@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -16,3 +17,11 @@ def mlp(
     for fan_in, fan_out in pairwise(sizes):
         layers += [nn.Linear(fan_in, fan_out), activation()]
     return nn.Sequential(*(layers if end else layers[:-1]))
+
+
+def orthogonal(layers: nn.Sequential, *, last_gain: float, gain: float = math.sqrt(2)) -> None:
+    """Orthogonal weights and zero biases, with a gain of its own for the last linear layer."""
+    linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
+    for layer in linear:
+        nn.init.orthogonal_(layer.weight, last_gain if layer is linear[-1] else gain)
+        nn.init.zeros_(layer.bias)

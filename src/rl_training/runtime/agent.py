@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from rl_training.algorithms.base import Acting, Algorithm
+from rl_training.data.normalization import NoNormalizer, Normalizer, ObservationNormalizer
 from rl_training.data.types import EnvSpec, Moment, PolicyState
 from rl_training.envs.imports import import_object
 from rl_training.envs.spaces import SpaceAdapter, space_from_plain, space_to_plain
@@ -26,8 +27,15 @@ ACTING_PARTS = ("agent", "spaces")
 class Agent:
     """A policy on an environment's own observations and actions."""
 
-    def __init__(self, spec: AlgorithmSpec, adapter: SpaceAdapter, algorithm: Algorithm) -> None:
+    def __init__(
+        self,
+        spec: AlgorithmSpec,
+        adapter: SpaceAdapter,
+        algorithm: Algorithm,
+        normalizer: Normalizer,
+    ) -> None:
         self.spec = spec
+        self.normalizer = normalizer
         self.adapter = adapter
         self.algorithm = algorithm
         self.moment = Moment(0, 1)  # where its training stands; sets the exploration of `predict`
@@ -36,9 +44,16 @@ class Agent:
         """Say where the agent's training stands."""
         self.moment = Moment(env_steps, horizon)
 
+    def act(
+        self, obs: np.ndarray, state: PolicyState, first: np.ndarray, *, explore: bool
+    ) -> Acting:
+        """Actions for encoded observations."""
+        normalized = self.normalizer.array(obs)
+        return self.algorithm.act(normalized, state, first, self.moment, explore=explore)
+
     def greedy(self, obs: np.ndarray, state: PolicyState, first: np.ndarray) -> Acting:
         """Deterministic actions for encoded observations."""
-        return self.algorithm.act(obs, state, first, self.moment, explore=False)
+        return self.act(obs, state, first, explore=False)
 
     def predict(
         self,
@@ -51,13 +66,11 @@ class Agent:
 
         `state` None, and rows where `episode_start` is true, begin a new episode.
         """
-        numbers = _numbers(obs)
-        single = not self.adapter.is_batch(numbers)
-        encoded = self.adapter.encode([numbers] if single else numbers)
+        encoded, single = self.adapter.encode_any(obs)
         first = _episode_starts(episode_start, len(encoded), single) | (state is None)
         if state is None:
             state = self.algorithm.initial_state(len(encoded))
-        acting = self.algorithm.act(encoded, state, first, self.moment, explore=not deterministic)
+        acting = self.act(encoded, state, first, explore=not deterministic)
         action = self.adapter.decode(acting.action)
         return (action[0] if single else action), acting.state
 
@@ -79,13 +92,19 @@ class Agent:
             "observation": space_to_plain(self.adapter.observation),
             "action": space_to_plain(self.adapter.action),
         }
-        return {"agent": self.algorithm.state_dict(), "spaces": spaces}
+        agent = {
+            "algorithm": self.algorithm.state_dict(),
+            "normalizer": self.normalizer.state_dict(),
+        }
+        return {"agent": agent, "spaces": spaces}
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take over a checkpoint's algorithm; its spaces must be this agent's."""
         self.check_spaces(*_saved_spaces(checkpoint))
         try:
-            self.algorithm.load_state_dict(checkpoint.read("agent"))
+            agent = checkpoint.read("agent")
+            self.algorithm.load_state_dict(agent["algorithm"])
+            self.normalizer.load_state_dict(agent["normalizer"])
         except (KeyError, RuntimeError, ValueError) as error:
             raise CheckpointError(
                 f"the checkpoint does not fit this {self.spec.name} agent: {error}. Load it with "
@@ -104,29 +123,15 @@ def build_agent(
     algorithm = spec.algorithm(
         model, hyper, adapter.spec, seed=derive_seed(config.seed, "algorithm"), device=device
     )
-    return Agent(spec, adapter, algorithm)
+    normalizer: Normalizer = NoNormalizer()
+    if config.normalize_observations:
+        normalizer = ObservationNormalizer(adapter.spec.obs_shape)
+    return Agent(spec, adapter, algorithm, normalizer)
 
 
 def saved_adapter(checkpoint: Checkpoint) -> SpaceAdapter:
     """The spaces a checkpointed agent was built for."""
     return SpaceAdapter(checkpoint.info["env_id"], *_saved_spaces(checkpoint))
-
-
-def _numbers(obs: Any) -> np.ndarray:
-    """An observation as numbers that float32 can hold."""
-    try:
-        array = np.asarray(obs)
-    except ValueError:
-        raise UsageError(
-            f"observation: expected numbers in lists of equal length, found {str(obs)[:80]}"
-        ) from None
-    if array.size and array.dtype.kind not in "biuf":
-        raise UsageError(f"observation: expected numbers, found {str(obs)[:80]}")
-    if not (np.abs(array) <= np.finfo(np.float32).max).all():
-        raise UsageError(
-            "observation: expected finite numbers, found NaN, infinity or one too large for float32"
-        )
-    return array
 
 
 def _episode_starts(given: Any, rows: int, single: bool) -> np.ndarray:

@@ -134,6 +134,7 @@ def build(plan: RunPlan) -> Components:
                 num_envs=envs.num_envs,
                 seed=derive_seed(plan.config.seed, "replay"),
                 device=agent.algorithm.device,
+                **_buffer_options(plan),
             ),
             evaluator=_evaluator(environments, adapter),
             level=environments.resume_level(),
@@ -177,9 +178,20 @@ def assemble(
     return run
 
 
+def _buffer_options(plan: RunPlan) -> dict[str, Any]:
+    if not plan.config.normalize_rewards:
+        return {}
+    if not plan.spec.normalizes_rewards:
+        raise ConfigError(
+            f"normalize_rewards: {plan.spec.name} keeps rewards in replay as they are and cannot "
+            "normalise them; leave the key out"
+        )
+    return {"normalize_rewards": True}
+
+
 def _announce(buffer: Any, level: ResumeLevel) -> None:
     """Say what the run takes and what a resume of it will be worth."""
-    logger.info("replay memory: %s", format_bytes(buffer.nbytes))
+    logger.info("%s: %s", buffer.memory_name, format_bytes(buffer.nbytes))
     if level.level == "exact":
         logger.info("resume level: exact")
     else:

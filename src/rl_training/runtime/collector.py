@@ -109,7 +109,7 @@ class Collector:
         if self.mode is AutoresetMode.SAME_STEP:
             final = obs.copy()
             for row in np.flatnonzero(done):
-                final[row] = self.adapter.encode([info["final_obs"][row]])[0]
+                final[row] = self.adapter.encode_one(info["final_obs"][row])
             return final, self._checked(obs)
         try:
             restarted, _ = self.envs.reset(options={"reset_mask": done})

@@ -10,7 +10,13 @@ from rl_training.envs.spaces import action_kind, observation_kind
 from rl_training.errors import IncompatibleEnv
 from rl_training.runtime.spec import AlgorithmSpec, all_specs
 
-_PLAIN = {"vector": "Box vectors", "discrete": "Discrete", "continuous": "Box"}
+_PLAIN = {
+    "vector": "Box vectors, Discrete, flat Dict",
+    "discrete": "Discrete",
+    "continuous": "Box",
+    "multi_discrete": "MultiDiscrete",
+    "multi_binary": "MultiBinary",
+}
 
 
 def check_spaces(

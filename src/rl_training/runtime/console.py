@@ -44,7 +44,7 @@ class ConsoleProgress(Callback):
         config = run.config
         say(f"{config.algo} on {run.agent.adapter.spec.env_id}, seed {config.seed}")
         say(f"run directory: {run.directory}")
-        say(f"replay memory: {format_bytes(run.buffer.nbytes)} in host memory")
+        say(f"{run.buffer.memory_name}: {format_bytes(run.buffer.nbytes)} in host memory")
         if run.level == "exact":  # a lower level was logged as a warning, with its reason
             say("resume level: exact")
         if run.env_steps:

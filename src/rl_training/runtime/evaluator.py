@@ -74,7 +74,7 @@ class Evaluator:
             self._envs.append(self._make_env())
         returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
         playing = np.arange(rows)  # which episode each row plays; past the end: none
-        obs = np.concatenate([self._reset(row, seed, row) for row in range(rows)])
+        obs = np.stack([self._reset(row, seed, row) for row in range(rows)])
         first, state, started = np.ones(rows, np.bool_), initial_state(rows), rows
         while (playing < episodes).any():
             if stopped():
@@ -90,7 +90,7 @@ class Evaluator:
                     playing[row], started = started, started + 1
                     first[row] = True
                     if playing[row] < episodes:
-                        obs[row] = self._reset(row, seed, playing[row])[0]
+                        obs[row] = self._reset(row, seed, playing[row])
         return Evaluation(tuple(returns.tolist()), tuple(lengths.tolist()), seed)
 
     def close(self) -> None:
@@ -103,14 +103,14 @@ class Evaluator:
             obs, _ = self._envs[row].reset(seed=derive_seed(seed, "episode", int(episode)))
         except Exception as error:
             raise self._error("reset", error) from error
-        return self._adapter.encode([obs])
+        return self._adapter.encode_one(obs)
 
     def _step(self, row: int, action: Any) -> tuple[np.ndarray, float, bool]:
         try:
             obs, reward, terminated, truncated, _ = self._envs[row].step(action)
         except Exception as error:
             raise self._error("step", error) from error
-        return self._adapter.encode([obs])[0], float(reward), bool(terminated or truncated)
+        return self._adapter.encode_one(obs), float(reward), bool(terminated or truncated)
 
     def _error(self, call: str, error: Exception) -> EnvError:
         return EnvError(

@@ -13,12 +13,14 @@ if TYPE_CHECKING:
 def run_off_policy(run: TrainingRun) -> None:
     """Step, store, update as often as owed, until the run is over."""
     algorithm, buffer, progress = run.algorithm, run.buffer, run.progress
+    normalizer = run.agent.normalizer
     while run.active:
         step = run.collector.step(run.explore)
         buffer.add(step)
+        normalizer.observe(step.obs[step.valid])
         progress.env_steps += int(np.count_nonzero(step.valid))
         for _ in range(progress.updates_owed()):
-            batch = buffer.sample(run.hyper.batch_size)
+            batch = normalizer.batch(buffer.sample(run.hyper.batch_size))
             result = algorithm.update(batch, progress.moment)
             progress.updates += 1
             if result.priorities is not None:

@@ -37,6 +37,7 @@ class AlgorithmSpec:
     loop: Callable[[TrainingRun], None]
     observations: frozenset[str]
     actions: frozenset[str]
+    normalizes_rewards: bool = False
 
 
 @cache

@@ -161,7 +161,8 @@ class TrainingRun:
 
     def explore(self, obs: np.ndarray, state: PolicyState, first: np.ndarray) -> Acting:
         """Actions for collecting experience."""
-        return self.algorithm.act(obs, state, first, self.progress.moment, explore=True)
+        self.agent.moment = self.progress.moment
+        return self.agent.act(obs, state, first, explore=True)
 
     def record(self, metrics: dict[str, Tensor]) -> None:
         """Keep an update's metrics for the log; they are read at the log interval only."""

@@ -1,0 +1,27 @@
+"""Generalised advantage estimation (Schulman et al., 2016)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.functional.shapes import expect_shapes
+
+
+def gae(
+    reward: Tensor, value: Tensor, next_value: Tensor, discount: Tensor, trace: Tensor
+) -> Tensor:
+    """Advantages of a rollout, newest step last; all arguments and the result are [T, N].
+
+    `next_value` is the value of the true successor. `discount` is `gamma * (1 - terminated)`: a
+    time limit bootstraps, a termination does not. `trace` is `gamma * lambda * (1 - ended)`: no
+    trace crosses the end of an episode, however it ended.
+    """
+    expect_shapes("T N, T N, T N, T N, T N", reward, value, next_value, discount, trace)
+    delta = reward + discount * next_value - value
+    advantage = torch.empty_like(delta)
+    running = torch.zeros_like(delta[0])
+    for t in reversed(range(len(delta))):
+        running = torch.addcmul(delta[t], trace[t], running)
+        advantage[t] = running
+    return advantage

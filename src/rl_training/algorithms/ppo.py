@@ -1,0 +1,193 @@
+"""PPO with a clipped objective (Schulman et al., 2017) and generalised advantage estimation.
+
+Details follow the authors' code where it goes beyond the paper: advantages normalised per
+minibatch, Adam's epsilon 1e-5, orthogonal initialisation. Unlike it, truncated episodes bootstrap
+from the value of their true last observation. Values and old log-probabilities are computed once
+per rollout, after it, in one call each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from rl_training.algorithms.base import Acting, Algorithm, UpdateResult
+from rl_training.algorithms.checks import check_actor_critic
+from rl_training.algorithms.functional.distributions import ActionDistribution, distribution
+from rl_training.algorithms.functional.gae import gae
+from rl_training.algorithms.functional.surrogate import Samples, ppo_losses
+from rl_training.algorithms.generators import NumpyGenerator, TorchGenerator
+from rl_training.algorithms.optimization import Optimizer
+from rl_training.data.types import EnvSpec, Moment, PolicyState, Rollout
+from rl_training.experiment.config import (
+    HiddenSizes,
+    LearningRate,
+    OnPolicyHyperParameters,
+    Probability,
+    scheduled_value,
+)
+
+KL_MARGIN = 1.5  # an update stops where the KL estimate passes this multiple of the target
+
+
+class PPOConfig(OnPolicyHyperParameters):
+    """Hyper-parameters of PPO."""
+
+    learning_rate: LearningRate = Field(3e-4, description="step size of the optimiser")
+    hidden_sizes: HiddenSizes = Field((64, 64), description="width of each hidden layer")
+    clip_range: Probability = Field(0.2, description="how far the probability ratio may leave 1")
+    value_clip_range: float | None = Field(
+        None, gt=0, le=1e6, description="how far a value may leave the old one; null for any"
+    )
+    value_coef: float = Field(0.5, ge=0, le=1e6, description="weight of the value loss")
+    entropy_coef: float = Field(0.0, ge=0, le=1e6, description="weight of the entropy bonus")
+    normalize_advantages: bool = Field(True, description="in each minibatch, to mean 0 and std 1")
+    target_kl: float | None = Field(
+        None, gt=0, le=1e6, description="ends an update at 1.5 times this KL; null for never"
+    )
+    max_grad_norm: float | None = Field(
+        0.5, gt=0, le=1e6, description="bound on the norm of the gradient; null for none"
+    )
+    optimizer_eps: float = Field(1e-5, gt=0, le=1, description="Adam's epsilon")
+    log_std_init: float = Field(
+        0.0, ge=-20, le=2, description="log standard deviation of continuous actions at the start"
+    )
+
+
+class PPO(Algorithm):
+    """Several epochs of minibatch updates on each rollout."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        hyper: PPOConfig,
+        spec: EnvSpec,
+        *,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__(device)
+        self.hyper = hyper
+        self.spec = spec
+        self.model: Any = model.to(self.device)  # has policy(obs) and value(obs)
+        check_actor_critic(self.model, spec)
+        self.optimizer = Optimizer(
+            self.model, eps=hyper.optimizer_eps, max_grad_norm=hyper.max_grad_norm
+        )
+        self.actions = TorchGenerator(seed, self.device)
+        self.shuffling = NumpyGenerator(seed)
+        self.parts = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "actions": self.actions,
+            "shuffling": self.shuffling,
+        }
+
+    def policy(self, obs: Tensor) -> ActionDistribution:
+        """The distribution of actions."""
+        log_std = getattr(self.model, "log_std", None)
+        return distribution(self.spec, self.model.policy(obs), log_std)
+
+    @torch.inference_mode()
+    def act(
+        self,
+        obs: np.ndarray,
+        state: PolicyState,
+        first: np.ndarray,  # noqa: ARG002 - feed-forward
+        moment: Moment,  # noqa: ARG002 - exploration is the policy's own
+        *,
+        explore: bool,
+    ) -> Acting:
+        """Sampled actions, or the most likely ones."""
+        self.set_training(self.model, False)
+        policy = self.policy(self.to_tensor(obs))
+        action = policy.sample(self.actions.torch) if explore else policy.mode()
+        return Acting(action.cpu().numpy(), state)
+
+    def schedules(self, moment: Moment) -> dict[str, float]:
+        """The learning rate and the clip range."""
+        hyper, when = self.hyper, (moment.env_steps, moment.horizon)
+        return {
+            "learning_rate": scheduled_value(hyper.learning_rate, *when),
+            "clip_range": scheduled_value(hyper.clip_range, *when),
+        }
+
+    def update(self, rollout: Rollout, moment: Moment) -> UpdateResult:
+        """All epochs over one rollout; a target KL may end them early."""
+        self.set_training(self.model, True)
+        samples = self._samples(rollout)
+        scheduled = self.schedules(moment)
+        steps: list[dict[str, Tensor]] = []
+        for rows in self._minibatches(len(samples.obs)):
+            loss, metrics = self._loss(
+                Samples(*(x[rows] for x in samples)), scheduled["clip_range"]
+            )
+            if self._moved_too_far(metrics["approx_kl"]):
+                break
+            self.optimizer.step(loss, scheduled["learning_rate"])
+            steps.append(metrics)
+        means = {name: torch.stack([m[name] for m in steps]).mean() for name in metrics}
+        variance = (samples.returns - samples.value).var() / samples.returns.var().clamp(min=1e-8)
+        return UpdateResult(means | {"explained_variance": 1 - variance}, len(steps))
+
+    @torch.no_grad()
+    def _samples(self, rollout: Rollout) -> Samples:
+        """The valid rows with the old policy's view of them, values and advantages."""
+        hyper, (steps, envs) = self.hyper, rollout.reward.shape
+        obs, action = rollout.obs.flatten(0, 1), rollout.action.flatten(0, 1)
+        values = self.model.value(torch.cat([obs, rollout.bootstrap_obs]))
+        value, bootstrap = values[: steps * envs].view(steps, envs), values[steps * envs :]
+        next_value = torch.cat([value[1:], value[-1:]]).flatten()
+        next_value[rollout.bootstrap_rows] = bootstrap
+        advantage = gae(
+            rollout.reward,
+            value,
+            next_value.view(steps, envs),
+            hyper.gamma * (~rollout.terminated).float(),
+            hyper.gamma * hyper.gae_lambda * (~rollout.ended).float(),
+        )
+        log_prob = self.policy(obs).log_prob(action)
+        columns = (value.flatten(), advantage.flatten(), (advantage + value).flatten())
+        rows = rollout.valid.flatten().nonzero().squeeze(1)
+        return Samples(*(x[rows] for x in (obs, action, log_prob, *columns)))
+
+    def _minibatches(self, count: int) -> Iterator[Tensor]:
+        """Shuffled rows in pieces of nearly equal size, none of which is a lonely rest."""
+        pieces = -(-count // self.hyper.batch_size)
+        for _ in range(self.hyper.epochs):
+            shuffled = self.shuffling.numpy.permutation(count)
+            for rows in np.array_split(shuffled, pieces):
+                yield torch.from_numpy(rows).to(self.device)
+
+    def _loss(self, old: Samples, clip_range: float) -> tuple[Tensor, dict[str, Tensor]]:
+        hyper = self.hyper
+        if hyper.normalize_advantages and len(old.advantage) > 1:
+            spread = old.advantage.std() + 1e-8
+            old = old._replace(advantage=(old.advantage - old.advantage.mean()) / spread)
+        policy = self.policy(old.obs)
+        losses = ppo_losses(
+            policy.log_prob(old.action),
+            self.model.value(old.obs),
+            old,
+            clip_range=clip_range,
+            value_clip_range=hyper.value_clip_range,
+        )
+        entropy = policy.entropy().mean()
+        loss = losses.policy + hyper.value_coef * losses.value - hyper.entropy_coef * entropy
+        return loss, {
+            "loss": loss.detach(),
+            "policy_loss": losses.policy.detach(),
+            "value_loss": losses.value.detach(),
+            "entropy": entropy.detach(),
+            "approx_kl": losses.approx_kl,
+            "clip_fraction": losses.clip_fraction,
+        }
+
+    def _moved_too_far(self, approx_kl: Tensor) -> bool:
+        target = self.hyper.target_kl
+        return target is not None and float(approx_kl) > KL_MARGIN * target

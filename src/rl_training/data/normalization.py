@@ -1,0 +1,161 @@
+"""Running normalisation of observations and rewards, with statistics that can be saved."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+
+from rl_training.data.types import Batch, Rollout
+
+OBSERVATIONS = frozenset({"obs", "next_obs", "bootstrap_obs"})
+CLIP = 10.0
+EPS = 1e-8
+
+Data = TypeVar("Data", Batch, Rollout)
+
+
+class RunningMoments:
+    """Mean and variance of a stream of rows, merged in batches (Chan et al., 1979), in float64."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.mean = np.zeros(shape)
+        self.variance = np.ones(shape)
+        self.count = 0
+
+    def add(self, rows: np.ndarray) -> None:
+        """Take a batch of rows into account."""
+        if not len(rows):
+            return
+        mean, variance, count = rows.mean(0, np.float64), rows.var(0, np.float64), len(rows)
+        if self.count == 0:
+            self.mean, self.variance, self.count = mean, variance, count
+            return
+        total, shift = self.count + count, mean - self.mean
+        spread = self.variance * self.count + variance * count
+        self.variance = (spread + shift**2 * self.count * count / total) / total
+        self.mean = self.mean + shift * count / total
+        self.count = total
+
+    def state_dict(self) -> dict[str, Any]:
+        """The statistics."""
+        return {"mean": self.mean, "variance": self.variance, "count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the statistics."""
+        self.mean, self.variance = state["mean"], state["variance"]
+        self.count = state["count"]
+
+
+class Normalizer(Protocol):
+    """Normalises observations for acting (arrays) and for updates (tensors)."""
+
+    def observe(self, obs: np.ndarray) -> None:
+        """Take rows of training experience into account; never called by an evaluation."""
+
+    def array(self, obs: np.ndarray) -> np.ndarray:
+        """Rows on the host, normalised with the current statistics."""
+
+    def batch(self, data: Data) -> Data:
+        """A batch or rollout with its observations normalised with the current statistics."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The statistics."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the statistics."""
+
+
+class NoNormalizer:
+    """Leaves observations as they are."""
+
+    def observe(self, obs: np.ndarray) -> None:
+        """Nothing to learn."""
+
+    def array(self, obs: np.ndarray) -> np.ndarray:
+        """The same rows."""
+        return obs
+
+    def batch(self, data: Data) -> Data:
+        """The same data."""
+        return data
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing to save."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to restore."""
+
+
+class ObservationNormalizer:
+    """To mean 0 and standard deviation 1 by running statistics, clipped to 10 either way."""
+
+    def __init__(self, obs_shape: tuple[int, ...]) -> None:
+        self._moments = RunningMoments(obs_shape)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        self._shift = self._moments.mean.astype(np.float32)
+        self._scale = (1 / np.sqrt(self._moments.variance + EPS)).astype(np.float32)
+
+    def observe(self, obs: np.ndarray) -> None:
+        """Take rows into account."""
+        self._moments.add(obs)
+        self._refresh()
+
+    def array(self, obs: np.ndarray) -> np.ndarray:
+        """Normalised rows."""
+        rows: np.ndarray = np.clip((obs - self._shift) * self._scale, -CLIP, CLIP)
+        return rows
+
+    def batch(self, data: Data) -> Data:
+        """The data with normalised observations."""
+        shift = torch.from_numpy(self._shift).to(data.obs.device)
+        scale = torch.from_numpy(self._scale).to(data.obs.device)
+        fields = {name: getattr(data, name) for name in data._fields if name in OBSERVATIONS}
+        return data._replace(
+            **{name: ((obs - shift) * scale).clamp_(-CLIP, CLIP) for name, obs in fields.items()}
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The statistics."""
+        return self._moments.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the statistics."""
+        self._moments.load_state_dict(state)
+        self._refresh()
+
+
+class RewardNormalizer:
+    """Divides rewards by the standard deviation of the running discounted return; no mean is taken.
+
+    The return starts afresh with every episode, however the last one ended.
+    """
+
+    def __init__(self, num_envs: int, gamma: float) -> None:
+        self.gamma = gamma
+        self._moments = RunningMoments(())
+        self._returns = np.zeros(num_envs)
+
+    def __call__(self, reward: np.ndarray, ended: np.ndarray, valid: np.ndarray) -> np.ndarray:
+        """Scaled rewards of a rollout [T, N], after its returns were taken into account."""
+        seen = np.zeros(reward.shape)
+        for t in range(len(reward)):
+            self._returns = np.where(valid[t], self.gamma * self._returns + reward[t], 0.0)
+            seen[t] = self._returns
+            self._returns = np.where(ended[t], 0.0, self._returns)
+        self._moments.add(seen[valid])
+        scale = np.sqrt(self._moments.variance + EPS)
+        return np.clip(reward / scale, -CLIP, CLIP).astype(np.float32)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The statistics and the returns in progress."""
+        return {"moments": self._moments.state_dict(), "returns": self._returns}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore them."""
+        self._moments.load_state_dict(state["moments"])
+        self._returns = state["returns"]

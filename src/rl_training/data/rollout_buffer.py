@@ -1,0 +1,132 @@
+"""Rollout storage: the vector steps since the last update, in order, and then forgotten."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_training.data.normalization import RewardNormalizer
+from rl_training.data.types import EnvSpec, Rollout, Transitions
+from rl_training.errors import CheckpointError
+from rl_training.experiment.config import OnPolicyHyperParameters
+
+_FIELDS = ("obs", "action", "reward", "next_obs", "terminated", "truncated", "first", "valid")
+
+
+class RolloutBuffer:
+    """`num_steps` vector steps of every environment, kept in host memory until taken."""
+
+    memory_name = "rollout memory"
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        *,
+        num_steps: int,
+        num_envs: int = 1,
+        reward_normalizer: RewardNormalizer | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.num_steps = num_steps
+        self._reward_normalizer = reward_normalizer
+        self.device = torch.device(device)
+        rows = (num_steps, num_envs)
+        self._obs = np.zeros((*rows, *spec.obs_shape), spec.obs_dtype)
+        self._next_obs = np.zeros_like(self._obs)
+        self._action = np.zeros((*rows, *spec.action_shape), spec.action_dtype)
+        self._reward = np.zeros(rows, np.float32)
+        self._terminated, self._truncated = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
+        self._first, self._valid = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
+        self._filled = 0
+
+    @classmethod
+    def build(
+        cls,
+        spec: EnvSpec,
+        hyper: OnPolicyHyperParameters,
+        *,
+        num_envs: int,
+        seed: int,  # noqa: ARG003 - a rollout is not sampled
+        device: torch.device,
+        normalize_rewards: bool = False,
+    ) -> RolloutBuffer:
+        """The buffer the hyper-parameters ask for."""
+        normalizer = RewardNormalizer(num_envs, hyper.gamma) if normalize_rewards else None
+        return cls(
+            spec,
+            num_steps=hyper.num_steps,
+            num_envs=num_envs,
+            reward_normalizer=normalizer,
+            device=device,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Memory the buffer takes."""
+        return sum(int(getattr(self, f"_{name}").nbytes) for name in _FIELDS)
+
+    def __len__(self) -> int:
+        return int(np.count_nonzero(self._valid[: self._filled]))
+
+    @property
+    def full(self) -> bool:
+        """Whether an update is due."""
+        return self._filled == self.num_steps
+
+    def add(self, step: Transitions) -> None:
+        """Store one vector step; rows that only reset are stored as not valid."""
+        for name in _FIELDS:
+            getattr(self, f"_{name}")[self._filled] = getattr(step, name)
+        self._filled += 1
+
+    def take(self) -> Rollout:
+        """The rollout on the device; the buffer is empty afterwards."""
+        ended = self._terminated | self._truncated
+        # Where an episode was cut without an end of its own, the next row starts another.
+        ended[:-1] |= self._first[1:]
+        open_ended = ended & ~self._terminated
+        open_ended[-1] = ~self._terminated[-1]
+        rows = np.flatnonzero(open_ended)
+        obs_shape = self._obs.shape[2:]
+        reward = self._reward
+        if self._reward_normalizer is not None:
+            reward = self._reward_normalizer(reward, ended, self._valid)
+        rollout = Rollout(
+            obs=self._tensor(self._obs),
+            action=self._tensor(self._action),
+            reward=self._tensor(reward),
+            terminated=self._tensor(self._terminated),
+            ended=self._tensor(ended),
+            first=self._tensor(self._first),
+            valid=self._tensor(self._valid),
+            bootstrap_rows=self._tensor(rows),
+            bootstrap_obs=self._tensor(self._next_obs.reshape(-1, *obs_shape)[rows]),
+        )
+        self._filled = 0
+        return rollout
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array.copy()).to(self.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rows stored so far."""
+        rows = {name: getattr(self, f"_{name}")[: self._filled].copy() for name in _FIELDS}
+        state = {"filled": self._filled, "num_steps": self.num_steps, "rows": rows}
+        if self._reward_normalizer is not None:
+            state["reward_normalizer"] = self._reward_normalizer.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a saved, half-filled rollout of the same shape."""
+        if state["num_steps"] != self.num_steps:
+            raise CheckpointError(
+                f"the saved rollout is of {state['num_steps']} steps, this one of "
+                f"{self.num_steps}; resume with the num_steps of the saved run"
+            )
+        self._filled = state["filled"]
+        if self._reward_normalizer is not None:
+            self._reward_normalizer.load_state_dict(state["reward_normalizer"])
+        for name in _FIELDS:
+            getattr(self, f"_{name}")[: self._filled] = state["rows"][name]

@@ -1,0 +1,78 @@
+"""Actions as an environment takes them, from what a policy gives."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import numpy as np
+from gymnasium import spaces
+
+
+class ActionCodec(Protocol):
+    """Decodes the actions of one space."""
+
+    sizes: dict[str, Any]
+
+    def decode(self, action: np.ndarray) -> np.ndarray:
+        """A batch of actions, as the environment takes them."""
+
+
+def action_kind(space: spaces.Space[Any]) -> str:
+    """`discrete`, `continuous`, `multi_discrete`, `multi_binary`, or the space's own name."""
+    if isinstance(space, spaces.Discrete):
+        return "discrete"
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        return "continuous"
+    if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
+        return "multi_discrete"
+    if isinstance(space, spaces.MultiBinary) and len(space.shape) == 1:
+        return "multi_binary"
+    return type(space).__name__
+
+
+def action_codec(space: spaces.Space[Any]) -> ActionCodec:
+    """The codec of a space with one of the four kinds."""
+    if isinstance(space, spaces.Discrete):
+        sizes: dict[str, Any] = {"num_actions": int(space.n)}
+        return ChoiceCodec("discrete", sizes, int(space.start), space.dtype)
+    if isinstance(space, spaces.MultiDiscrete):
+        parts = tuple(int(n) for n in space.nvec)
+        sizes = {"action_sizes": parts, "action_dim": len(parts)}
+        return ChoiceCodec("multi_discrete", sizes, space.start, space.dtype)
+    if isinstance(space, spaces.MultiBinary):
+        return ChoiceCodec("multi_binary", {"action_dim": int(space.shape[0])}, 0, space.dtype)
+    assert isinstance(space, spaces.Box), space
+    return BoxCodec(space)
+
+
+class ChoiceCodec:
+    """Choices counted from zero, shifted to where the environment starts counting."""
+
+    def __init__(self, kind: str, sizes: dict[str, Any], start: Any, dtype: Any) -> None:
+        self.sizes = {"action_kind": kind, **sizes}
+        self._start = np.asarray(start, dtype)
+        self._dtype = np.dtype(dtype)
+
+    def decode(self, action: np.ndarray) -> np.ndarray:
+        """Shifted choices in the space's own type."""
+        shifted: np.ndarray = action.astype(self._dtype, copy=False) + self._start
+        return shifted
+
+
+class BoxCodec:
+    """Numbers in [-1, 1], clipped and scaled to the bounds; unbounded ones pass as they are."""
+
+    def __init__(self, space: spaces.Box) -> None:
+        self.sizes = {"action_kind": "continuous", "action_dim": math.prod(space.shape)}
+        self._shape, self._dtype = space.shape, space.dtype
+        low, high = (bound.reshape(-1).astype(np.float64) for bound in (space.low, space.high))
+        bounded = np.isfinite(low) & np.isfinite(high)
+        self._low, self._high = low, high
+        near, far = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
+        self._center, self._scale = (near + far) / 2, (far - near) / 2
+
+    def decode(self, action: np.ndarray) -> np.ndarray:
+        """Actions within the box."""
+        scaled = np.clip(action * self._scale + self._center, self._low, self._high)
+        return scaled.astype(self._dtype).reshape(len(action), *self._shape)

@@ -1,0 +1,153 @@
+"""Observations as float32 vectors: boxes flattened, choices one-hot, dictionaries side by side."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import numpy as np
+from gymnasium import spaces
+
+from rl_training.errors import UsageError
+
+IMAGE_RANK = 3
+
+
+class ObservationCodec(Protocol):
+    """Encodes the observations of one space."""
+
+    size: int
+
+    def encode(self, obs: Any) -> np.ndarray:
+        """A batch as a fresh (batch, size) float32 array."""
+
+    def batched(self, obs: Any) -> Any:
+        """One observation as a batch of one."""
+
+    def is_batch(self, obs: Any) -> bool:
+        """Whether a user's observation is a batch; UsageError if it is neither that nor single."""
+
+
+def observation_kind(space: spaces.Space[Any]) -> str:
+    """`vector` for what becomes a vector, `image`, or the space's own name."""
+    if isinstance(space, spaces.Box):
+        return "vector" if len(space.shape) < IMAGE_RANK else "image"
+    if isinstance(space, spaces.Discrete):
+        return "vector"
+    if isinstance(space, spaces.Dict):
+        kinds = {observation_kind(part) for part in space.values()}
+        flat = not any(isinstance(part, spaces.Dict) for part in space.values())
+        return "vector" if flat and kinds == {"vector"} else "Dict"
+    return type(space).__name__
+
+
+def observation_codec(space: spaces.Space[Any]) -> ObservationCodec:
+    """The codec of a space whose kind is `vector`."""
+    if isinstance(space, spaces.Dict):
+        return DictCodec({key: observation_codec(part) for key, part in space.items()})
+    if isinstance(space, spaces.Discrete):
+        return OneHotCodec(int(space.n), int(space.start))
+    return BoxCodec(space.shape or ())
+
+
+class BoxCodec:
+    """Numbers of one shape, flattened."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+        self.size = math.prod(shape)
+
+    def encode(self, obs: Any) -> np.ndarray:
+        """Rows of float32; always a copy, for environments that reuse their arrays."""
+        array = np.array(obs, dtype=np.float32)
+        return array.reshape(len(array), -1)
+
+    def batched(self, obs: Any) -> Any:
+        """A list of one."""
+        return [obs]
+
+    def is_batch(self, obs: Any) -> bool:
+        """By its shape."""
+        return _is_batch(_numbers(obs), self.shape)
+
+
+class OneHotCodec:
+    """One of n choices as n numbers, of which one is 1."""
+
+    def __init__(self, n: int, start: int) -> None:
+        self.size = n
+        self.start = start
+        self._rows = np.eye(n, dtype=np.float32)
+
+    def encode(self, obs: Any) -> np.ndarray:
+        """A row of zeros and a one per choice."""
+        return self._rows[np.asarray(obs, dtype=np.int64) - self.start]
+
+    def batched(self, obs: Any) -> Any:
+        """A list of one."""
+        return [obs]
+
+    def is_batch(self, obs: Any) -> bool:
+        """By its shape; a number that is no choice is refused."""
+        numbers = _numbers(obs)
+        whole = numbers == np.floor(numbers)
+        inside = (numbers >= self.start) & (numbers < self.start + self.size)
+        if not (whole & inside).all():
+            raise UsageError(
+                f"observation: expected whole numbers from {self.start} to "
+                f"{self.start + self.size - 1}, found {str(obs)[:80]}"
+            )
+        return _is_batch(numbers, ())
+
+
+class DictCodec:
+    """The vectors of several spaces side by side, in the order of the space's keys."""
+
+    def __init__(self, parts: dict[str, ObservationCodec]) -> None:
+        self.parts = parts
+        self.size = sum(part.size for part in parts.values())
+
+    def encode(self, obs: Any) -> np.ndarray:
+        """One row per environment."""
+        return np.concatenate([part.encode(obs[key]) for key, part in self.parts.items()], 1)
+
+    def batched(self, obs: Any) -> Any:
+        """Each entry as a batch of one."""
+        return {key: part.batched(obs[key]) for key, part in self.parts.items()}
+
+    def is_batch(self, obs: Any) -> bool:
+        """All entries must agree."""
+        if not isinstance(obs, dict) or obs.keys() != self.parts.keys():
+            found = sorted(obs) if isinstance(obs, dict) else type(obs).__name__
+            raise UsageError(f"observation: expected the keys {list(self.parts)}, found {found}")
+        answers = {part.is_batch(obs[key]) for key, part in self.parts.items()}
+        if len(answers) > 1:
+            raise UsageError("observation: some entries are batches and some are not")
+        return answers.pop()
+
+
+def _numbers(obs: Any) -> np.ndarray:
+    """An observation as numbers that float32 can hold."""
+    try:
+        array = np.asarray(obs)
+    except ValueError:
+        raise UsageError(
+            f"observation: expected numbers in lists of equal length, found {str(obs)[:80]}"
+        ) from None
+    if array.size and array.dtype.kind not in "biuf":
+        raise UsageError(f"observation: expected numbers, found {str(obs)[:80]}")
+    if not (np.abs(array) <= np.finfo(np.float32).max).all():
+        raise UsageError(
+            "observation: expected finite numbers, found NaN, infinity or one too large for float32"
+        )
+    return array
+
+
+def _is_batch(array: np.ndarray, shape: tuple[int, ...]) -> bool:
+    if array.shape == shape:
+        return False
+    if array.ndim == len(shape) + 1 and array.shape[1:] == shape:
+        return True
+    raise UsageError(
+        f"observation: expected shape {shape}, or (n, *{shape}) for a batch, found {array.shape}"
+    )

@@ -1,0 +1,28 @@
+"""The loop of every algorithm that learns from its latest rollout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from rl_training.runtime.training_run import TrainingRun
+
+
+def run_on_policy(run: TrainingRun) -> None:
+    """Fill a rollout, update on it, forget it, until the run is over."""
+    algorithm, rollout, progress = run.algorithm, run.buffer, run.progress
+    normalizer = run.agent.normalizer
+    while run.active:
+        step = run.collector.step(run.explore)
+        rollout.add(step)
+        progress.env_steps += int(np.count_nonzero(step.valid))
+        if rollout.full:
+            taken = rollout.take()
+            result = algorithm.update(normalizer.batch(taken), progress.moment)
+            # Only now: acting and updating on one rollout use the same statistics.
+            normalizer.observe(taken.obs[taken.valid].cpu().numpy())
+            progress.updates += result.gradient_steps
+            run.record(result.metrics)
+        run.after_step()
