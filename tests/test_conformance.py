@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import rl_training.runtime.train
 from rl_training.api import managed
-from rl_training.experiment.config_loading import packaged_configs
+from rl_training.cli import app
+from rl_training.errors import IncompatibleEnv
+from rl_training.experiment.config_loading import dump_yaml, packaged_configs
 from rl_training.experiment.registry import get_spec, load_agent, open_checkpoint, resolve_config
 from rl_training.experiment.registry import train_config as train
 from rl_training.experiment.state_tree import tree_hash
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.compatibility import check_spaces
 from rl_training.runtime.result import TrainingInterrupted
 from rl_training.runtime.training_run import TrainingRun
-from training import ALGORITHMS, StopAt, final_state, tiny_config
+from training import ALGORITHMS, StopAt, final_state, tiny_config, updates_due
 
 pytestmark = pytest.mark.parametrize("algo", ALGORITHMS)
 
@@ -28,36 +34,44 @@ def test_update_changes_parameters_gives_finite_metrics_and_leaves_the_batch_alo
 ) -> None:
     found: list[dict[str, Any]] = []
 
-    class Update(Callback):
-        def on_step(self, run: TrainingRun) -> None:
-            if run.updates < 5 or found:
-                return
-            before = {
-                k: v.clone() for k, v in run.algorithm.networks()["model"].state_dict().items()
-            }
-            batch = run.buffer.sample(16)
+    class Watched:
+        """Stands between the loop and the algorithm for one update."""
+
+        def __init__(self, algorithm: Any) -> None:
+            self.algorithm = algorithm
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.algorithm, name)
+
+        def update(self, batch: Any, moment: Any) -> Any:
+            before = tree_hash(self.algorithm.state_dict()["model"])
             tensors = [value for value in batch if isinstance(value, torch.Tensor)]
             copies = [value.clone() for value in tensors]
-            result = run.algorithm.update(batch, run.progress.moment)
-            after = run.algorithm.networks()["model"].state_dict()
+            result = self.algorithm.update(batch, moment)
             found.append(
                 {
-                    "changed": any(not torch.equal(before[k], after[k]) for k in before),
+                    "changed": tree_hash(self.algorithm.state_dict()["model"]) != before,
                     "unmutated": all(map(torch.equal, tensors, copies)),
                     "metrics": result.metrics,
                     "gradient_steps": result.gradient_steps,
                 }
             )
+            return result
 
-    train(tiny_config(algo, tmp_path), callbacks=[Update()])
-    (seen,) = found
-    assert seen["changed"]
-    assert seen["unmutated"]
-    assert seen["gradient_steps"] >= 1
-    for name, value in seen["metrics"].items():
-        assert value.ndim == 0, name
-        assert not value.requires_grad, name
-        assert torch.isfinite(value), name
+    class Watch(Callback):
+        def on_start(self, run: TrainingRun) -> None:
+            run.agent.algorithm = Watched(run.agent.algorithm)  # type: ignore[assignment]
+
+    train(tiny_config(algo, tmp_path), callbacks=[Watch()])
+    assert found
+    for seen in found:
+        assert seen["changed"]
+        assert seen["unmutated"]
+        assert seen["gradient_steps"] >= 1
+        for name, value in seen["metrics"].items():
+            assert value.ndim == 0, name
+            assert not value.requires_grad, name
+            assert torch.isfinite(value), name
 
 
 def test_acting_gives_a_valid_action_per_row_and_greedy_acting_is_a_function(
@@ -66,8 +80,7 @@ def test_acting_gives_a_valid_action_per_row_and_greedy_acting_is_a_function(
     result = train(tiny_config(algo, tmp_path))
     checkpoint, config = open_checkpoint(result.run_dir)
     agent = load_agent(checkpoint, config)
-    rows = np.stack([agent.adapter.observation.sample() for _ in range(7)])
-    rows = np.clip(rows, -10, 10)
+    rows = observations(agent.adapter.observation, 7)
     actions, _ = agent.predict(rows)
     again, _ = agent.predict(rows)
     assert np.array_equal(actions, again)
@@ -83,10 +96,8 @@ def test_updates_per_transition_do_not_depend_on_the_number_of_environments(
 ) -> None:
     config = tiny_config(algo, tmp_path, num_envs=num_envs)
     result = train(config)
-    hyper = config.algo_kwargs
     assert config.total_timesteps <= result.global_step < config.total_timesteps + num_envs
-    learning = result.global_step - hyper["learning_starts"]
-    assert result.updates == int(hyper["replay_ratio"] * learning)
+    assert result.updates == updates_due(config, result.global_step) > 0
 
 
 @pytest.mark.parametrize("num_envs", [1, 3])
@@ -114,9 +125,11 @@ def test_without_its_random_generators_a_resumed_run_differs(
     restore = rl_training.runtime.train.restore_run
 
     def forgetful(run: TrainingRun, checkpoint: Any) -> None:
-        generator = run.buffer._rng.bit_generator.state
+        # Every generator that an algorithm or a buffer owns stays as it was when it was built.
+        before = generators(run)
         restore(run, checkpoint)
-        run.buffer._rng.bit_generator.state = generator
+        for generator, state in before:
+            generator.bit_generator.state = state
 
     monkeypatch.setattr(rl_training.runtime.train, "restore_run", forgetful)
     train(config, resume=run_dir)
@@ -142,7 +155,7 @@ def test_learn_save_load_predict_and_evaluate_agree(algo: str, tmp_path: Path) -
     result = agent.learn()
     saved = agent.save(tmp_path / "saved")
     loaded = kind.load(saved)
-    rows = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+    rows = observations(agent._current_agent().adapter.observation, 50)
     assert np.array_equal(agent.predict(rows)[0], loaded.predict(rows)[0])
     assert loaded.evaluate(3).returns == result.eval_returns
     assert agent.evaluate(3).returns == result.eval_returns
@@ -157,6 +170,37 @@ def test_packaged_configurations_parse_and_name_this_algorithm(algo: str) -> Non
 
 def test_the_spec_refuses_spaces_it_does_not_take(algo: str) -> None:
     spec = get_spec(algo)
-    assert spec.observations
-    assert spec.actions
-    assert spec.hyper.__name__.endswith("Config")
+    box, text = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Text(5)
+    with pytest.raises(IncompatibleEnv, match=rf"{algo} takes .* observations; odd has Text"):
+        check_spaces(spec, "odd", text, gym.spaces.Discrete(2))
+    with pytest.raises(IncompatibleEnv, match=rf"{algo} takes .* actions; odd has Text"):
+        check_spaces(spec, "odd", box, text)
+    if "continuous" not in spec.actions:
+        with pytest.raises(IncompatibleEnv, match=r"Algorithms that would work: .*ppo"):
+            check_spaces(spec, "odd", box, box)
+
+
+def test_the_command_line_trains_and_evaluates(algo: str, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(dump_yaml(tiny_config(algo, tmp_path / "runs", run_name="one").to_plain()))
+    trained = CliRunner().invoke(app, ["train", "--config", str(path)])
+    assert trained.exit_code == 0, trained.output
+    run = str(tmp_path / "runs" / "one")
+    evaluated = CliRunner().invoke(app, ["eval", "--checkpoint", run, "--episodes", "3", "--json"])
+    summary = json.loads((tmp_path / "runs" / "one" / "summary.json").read_text())
+    assert json.loads(evaluated.stdout)["returns"] == summary["eval_returns"]
+
+
+def observations(space: gym.Space[Any], count: int) -> np.ndarray:
+    """Random observations that are not astronomically large."""
+    space.seed(0)
+    return np.stack([np.clip(space.sample(), -10, 10) for _ in range(count)])
+
+
+def generators(run: TrainingRun) -> list[tuple[np.random.Generator, Any]]:
+    """The NumPy generators that the algorithm's parts and the buffer hold, with their states."""
+    owners = [run.buffer, *run.algorithm.parts.values()]
+    held = [v for owner in owners for v in vars(owner).values()]
+    found = [value for value in held if isinstance(value, np.random.Generator)]
+    assert found
+    return [(generator, generator.bit_generator.state) for generator in found]

@@ -28,7 +28,22 @@ TINY: dict[str, dict[str, Any]] = {
             "buffer_size": 150,
         },
     },
+    "ppo": {
+        "env_id": "CartPole-v1",
+        "normalize_observations": True,
+        "normalize_rewards": True,
+        "algo_kwargs": {"hidden_sizes": [16], "num_steps": 10, "batch_size": 8, "epochs": 2},
+    },
 }
+
+
+def updates_due(config: TrainConfig, env_steps: int) -> int:
+    """The updates a run of so many transitions owes, counted from the configuration alone."""
+    hyper = config.algo_kwargs
+    if "replay_ratio" in hyper:
+        return int(hyper["replay_ratio"] * (env_steps - hyper["learning_starts"]))
+    rollout = hyper["num_steps"] * config.num_envs
+    return env_steps // rollout * hyper["epochs"] * -(-rollout // hyper["batch_size"])
 
 
 def tiny_config(algo: str, output_dir: Path, **changes: Any) -> TrainConfig:
@@ -36,7 +51,6 @@ def tiny_config(algo: str, output_dir: Path, **changes: Any) -> TrainConfig:
     tiny = TINY[algo]
     values: dict[str, Any] = {
         "algo": algo,
-        "env_id": tiny["env_id"],
         "seed": 3,
         "output_dir": str(output_dir),
         "total_timesteps": 240,
@@ -44,6 +58,7 @@ def tiny_config(algo: str, output_dir: Path, **changes: Any) -> TrainConfig:
         "eval_episodes": 2,
         "final_eval_episodes": 3,
         "log_interval": 50,
+        **{key: value for key, value in tiny.items() if key != "algo_kwargs"},
         "algo_kwargs": tiny["algo_kwargs"] | changes.pop("algo_kwargs", {}),
     }
     return resolve_config(TrainConfig(**(values | changes))).config

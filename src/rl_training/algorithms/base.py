@@ -48,6 +48,7 @@ class Algorithm(ABC):
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
+        self._modules: dict[nn.Module, list[nn.Module]] = {}
 
     def initial_state(self, num_envs: int) -> PolicyState:  # noqa: ARG002 - feed-forward default
         """The policy state at the start of an episode, for `num_envs` rows."""
@@ -91,9 +92,12 @@ class Algorithm(ABC):
 
         Writes the flag directly: `nn.Module.train` costs more than a small network's layers.
         """
-        if network.training is not training:
-            for module in network.modules():
-                module.__dict__["training"] = training
+        if network.training is training:
+            return
+        if network not in self._modules:
+            self._modules[network] = list(network.modules())
+        for module in self._modules[network]:
+            module.__dict__["training"] = training
 
     def to_tensor(self, obs: np.ndarray) -> Tensor:
         """Host observations as a tensor on the algorithm's device."""

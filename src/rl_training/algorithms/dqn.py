@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.base import UpdateResult
 from rl_training.algorithms.checks import check_network
+from rl_training.algorithms.functional.shapes import expect_shapes
 from rl_training.algorithms.functional.td import chosen, q_target
 from rl_training.algorithms.value_based import ValueBased, ValueBasedConfig
 from rl_training.data.types import Batch, EnvSpec, Moment
@@ -53,6 +54,7 @@ def dqn_loss(
         batch.reward, batch.discount, next_q, next_q if selector is None else selector
     )
     value = chosen(q, batch.action)
+    expect_shapes("B, B", value, batch.weight)
     if kind == "huber":
         error = F.huber_loss(value, target, reduction="none")
     else:

@@ -132,7 +132,7 @@ class ObservationNormalizer:
 class RewardNormalizer:
     """Divides rewards by the standard deviation of the running discounted return; no mean is taken.
 
-    The return starts afresh with every episode, however the last one ended.
+    The return starts afresh with every episode, however the last one ended; the clip is 10.
     """
 
     def __init__(self, num_envs: int, gamma: float) -> None:
@@ -140,13 +140,13 @@ class RewardNormalizer:
         self._moments = RunningMoments(())
         self._returns = np.zeros(num_envs)
 
-    def __call__(self, reward: np.ndarray, ended: np.ndarray, valid: np.ndarray) -> np.ndarray:
+    def __call__(self, reward: np.ndarray, first: np.ndarray, valid: np.ndarray) -> np.ndarray:
         """Scaled rewards of a rollout [T, N], after its returns were taken into account."""
         seen = np.zeros(reward.shape)
         for t in range(len(reward)):
-            self._returns = np.where(valid[t], self.gamma * self._returns + reward[t], 0.0)
+            going_on = np.where(first[t], 0.0, self._returns)
+            self._returns = np.where(valid[t], self.gamma * going_on + reward[t], going_on)
             seen[t] = self._returns
-            self._returns = np.where(ended[t], 0.0, self._returns)
         self._moments.add(seen[valid])
         scale = np.sqrt(self._moments.variance + EPS)
         return np.clip(reward / scale, -CLIP, CLIP).astype(np.float32)

@@ -76,13 +76,18 @@ class RolloutBuffer:
         return self._filled == self.num_steps
 
     def add(self, step: Transitions) -> None:
-        """Store one vector step; rows that only reset are stored as not valid."""
+        """Store one vector step; rows that only reset are stored as not valid, if any row is."""
+        if not step.valid.any():
+            return
         for name in _FIELDS:
             getattr(self, f"_{name}")[self._filled] = getattr(step, name)
+        # No one vouches for the reward of a row that only resets.
+        self._reward[self._filled][~step.valid] = 0.0
         self._filled += 1
 
     def take(self) -> Rollout:
-        """The rollout on the device; the buffer is empty afterwards."""
+        """The full rollout on the device; the buffer is empty afterwards."""
+        assert self.full, f"{self._filled} of {self.num_steps} steps are filled"
         ended = self._terminated | self._truncated
         # Where an episode was cut without an end of its own, the next row starts another.
         ended[:-1] |= self._first[1:]
@@ -92,7 +97,7 @@ class RolloutBuffer:
         obs_shape = self._obs.shape[2:]
         reward = self._reward
         if self._reward_normalizer is not None:
-            reward = self._reward_normalizer(reward, ended, self._valid)
+            reward = self._reward_normalizer(reward, self._first, self._valid)
         rollout = Rollout(
             obs=self._tensor(self._obs),
             action=self._tensor(self._action),
@@ -113,20 +118,22 @@ class RolloutBuffer:
     def state_dict(self) -> dict[str, Any]:
         """The rows stored so far."""
         rows = {name: getattr(self, f"_{name}")[: self._filled].copy() for name in _FIELDS}
-        state = {"filled": self._filled, "num_steps": self.num_steps, "rows": rows}
+        state = {"num_steps": self.num_steps, "rows": rows}
         if self._reward_normalizer is not None:
             state["reward_normalizer"] = self._reward_normalizer.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved, half-filled rollout of the same shape."""
-        if state["num_steps"] != self.num_steps:
+        rows = state["rows"]
+        saved, mine = (state["num_steps"], rows["reward"].shape[1]), self._reward.shape
+        if saved != mine:
             raise CheckpointError(
-                f"the saved rollout is of {state['num_steps']} steps, this one of "
-                f"{self.num_steps}; resume with the num_steps of the saved run"
+                f"the saved rollout is of {saved[0]} steps in {saved[1]} environments, this one of "
+                f"{mine[0]} in {mine[1]}; resume with num_steps and num_envs of the saved run"
             )
-        self._filled = state["filled"]
+        self._filled = len(rows["reward"])
         if self._reward_normalizer is not None:
             self._reward_normalizer.load_state_dict(state["reward_normalizer"])
         for name in _FIELDS:
-            getattr(self, f"_{name}")[: self._filled] = state["rows"][name]
+            getattr(self, f"_{name}")[: self._filled] = rows[name]

@@ -61,15 +61,18 @@ class ChoiceCodec:
 
 
 class BoxCodec:
-    """Numbers in [-1, 1], clipped and scaled to the bounds; unbounded ones pass as they are."""
+    """Numbers in [-1, 1], scaled to the bounds and clipped; unbounded ones pass as they are.
+
+    Where only one side is bounded, -1 (or 1) is that bound and the other end is 2 away from it.
+    """
 
     def __init__(self, space: spaces.Box) -> None:
         self.sizes = {"action_kind": "continuous", "action_dim": math.prod(space.shape)}
         self._shape, self._dtype = space.shape, space.dtype
         low, high = (bound.reshape(-1).astype(np.float64) for bound in (space.low, space.high))
-        bounded = np.isfinite(low) & np.isfinite(high)
         self._low, self._high = low, high
-        near, far = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
+        near = np.where(np.isfinite(low), low, np.where(np.isfinite(high), high - 2.0, -1.0))
+        far = np.where(np.isfinite(high), high, near + 2.0)
         self._center, self._scale = (near + far) / 2, (far - near) / 2
 
     def decode(self, action: np.ndarray) -> np.ndarray:

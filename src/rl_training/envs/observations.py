@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from gymnasium import spaces
 
-from rl_training.errors import UsageError
+from rl_training.errors import EnvError, UsageError
 
 IMAGE_RANK = 3
 
@@ -41,10 +41,18 @@ def observation_kind(space: spaces.Space[Any]) -> str:
     return type(space).__name__
 
 
+def ordered_keys(space: spaces.Dict) -> list[str]:
+    """The keys of a dictionary in the order of the vector: sorted, whatever order it was made in.
+
+    Two Dict spaces that differ only in their order are equal, so the order must not matter.
+    """
+    return sorted(space.keys(), key=str)
+
+
 def observation_codec(space: spaces.Space[Any]) -> ObservationCodec:
     """The codec of a space whose kind is `vector`."""
     if isinstance(space, spaces.Dict):
-        return DictCodec({key: observation_codec(part) for key, part in space.items()})
+        return DictCodec({key: observation_codec(space[key]) for key in ordered_keys(space)})
     if isinstance(space, spaces.Discrete):
         return OneHotCodec(int(space.n), int(space.start))
     return BoxCodec(space.shape or ())
@@ -60,7 +68,7 @@ class BoxCodec:
     def encode(self, obs: Any) -> np.ndarray:
         """Rows of float32; always a copy, for environments that reuse their arrays."""
         array = np.array(obs, dtype=np.float32)
-        return array.reshape(len(array), -1)
+        return array.reshape(len(array), self.size)
 
     def batched(self, obs: Any) -> Any:
         """A list of one."""
@@ -77,11 +85,18 @@ class OneHotCodec:
     def __init__(self, n: int, start: int) -> None:
         self.size = n
         self.start = start
-        self._rows = np.eye(n, dtype=np.float32)
 
     def encode(self, obs: Any) -> np.ndarray:
         """A row of zeros and a one per choice."""
-        return self._rows[np.asarray(obs, dtype=np.int64) - self.start]
+        choice = np.asarray(obs, dtype=np.int64) - self.start
+        if ((choice < 0) | (choice >= self.size)).any():  # a negative index would be taken
+            raise EnvError(
+                f"observation: expected whole numbers from {self.start} to "
+                f"{self.start + self.size - 1}, found {str(obs)[:80]}"
+            )
+        rows = np.zeros((len(choice), self.size), np.float32)
+        rows[np.arange(len(choice)), choice] = 1.0
+        return rows
 
     def batched(self, obs: Any) -> Any:
         """A list of one."""
@@ -101,7 +116,7 @@ class OneHotCodec:
 
 
 class DictCodec:
-    """The vectors of several spaces side by side, in the order of the space's keys."""
+    """The vectors of several spaces side by side, in the order of `parts`."""
 
     def __init__(self, parts: dict[str, ObservationCodec]) -> None:
         self.parts = parts
@@ -118,12 +133,15 @@ class DictCodec:
     def is_batch(self, obs: Any) -> bool:
         """All entries must agree."""
         if not isinstance(obs, dict) or obs.keys() != self.parts.keys():
-            found = sorted(obs) if isinstance(obs, dict) else type(obs).__name__
+            found = list(obs) if isinstance(obs, dict) else type(obs).__name__
             raise UsageError(f"observation: expected the keys {list(self.parts)}, found {found}")
-        answers = {part.is_batch(obs[key]) for key, part in self.parts.items()}
-        if len(answers) > 1:
+        batched = [part.is_batch(obs[key]) for key, part in self.parts.items()]
+        if any(batched) != all(batched):
             raise UsageError("observation: some entries are batches and some are not")
-        return answers.pop()
+        sizes = {len(obs[key]) for key in self.parts} if all(batched) else {1}
+        if len(sizes) > 1:
+            raise UsageError(f"observation: the entries are batches of {sorted(sizes)} rows")
+        return all(batched)
 
 
 def _numbers(obs: Any) -> np.ndarray:

@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from rl_training.data.types import EnvSpec
 from rl_training.envs.actions import action_codec, action_kind
-from rl_training.envs.observations import observation_codec, observation_kind
+from rl_training.envs.observations import observation_codec, observation_kind, ordered_keys
 
 __all__ = [
     "SpaceAdapter",
@@ -52,29 +52,34 @@ class SpaceAdapter:
 
 
 def space_to_plain(space: spaces.Space[Any]) -> dict[str, Any]:
-    """A space as plain values and arrays, for a checkpoint; a Dict's keys in their order."""
+    """A space as plain values and arrays, for a checkpoint; a Dict in the order of its vector."""
+    dtype = str(space.dtype)
     if isinstance(space, spaces.Discrete):
-        return {"type": "Discrete", "n": int(space.n), "start": int(space.start)}
+        return {"type": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": dtype}
     if isinstance(space, spaces.MultiDiscrete):
-        return {"type": "MultiDiscrete", "nvec": space.nvec, "start": space.start}
+        return {"type": "MultiDiscrete", "nvec": space.nvec, "start": space.start, "dtype": dtype}
     if isinstance(space, spaces.MultiBinary):
-        return {"type": "MultiBinary", "n": [int(size) for size in space.shape]}
+        # Gymnasium tells MultiBinary(3) from MultiBinary([3]).
+        n = space.n if isinstance(space.n, int) else list(space.n)
+        return {"type": "MultiBinary", "n": n}
     if isinstance(space, spaces.Dict):
-        parts = [[key, space_to_plain(part)] for key, part in space.items()]
+        parts = [[key, space_to_plain(space[key])] for key in ordered_keys(space)]
         return {"type": "Dict", "spaces": parts}
     assert isinstance(space, spaces.Box), space
-    bounds = {"low": space.low, "high": space.high, "dtype": str(space.dtype)}
-    return {"type": "Box", "shape": list(space.shape), **bounds}
+    shape = list(space.shape)
+    return {"type": "Box", "shape": shape, "low": space.low, "high": space.high, "dtype": dtype}
 
 
 def space_from_plain(plain: dict[str, Any]) -> spaces.Space[Any]:
     """The space that `space_to_plain` wrote."""
     if plain["type"] == "Discrete":
-        return spaces.Discrete(plain["n"], start=plain["start"])
+        # Older Gymnasiums have no other type than int64, and no argument for it.
+        other = {} if plain["dtype"] == "int64" else {"dtype": plain["dtype"]}
+        return spaces.Discrete(plain["n"], start=plain["start"], **other)
     if plain["type"] == "MultiDiscrete":
-        return spaces.MultiDiscrete(plain["nvec"], start=plain["start"])
+        return spaces.MultiDiscrete(plain["nvec"], plain["dtype"], start=plain["start"])
     if plain["type"] == "MultiBinary":
         return spaces.MultiBinary(plain["n"])
     if plain["type"] == "Dict":
-        return spaces.Dict({key: space_from_plain(part) for key, part in plain["spaces"]})
+        return spaces.Dict([(key, space_from_plain(part)) for key, part in plain["spaces"]])
     return spaces.Box(plain["low"], plain["high"], tuple(plain["shape"]), plain["dtype"])

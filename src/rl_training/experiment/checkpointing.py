@@ -127,12 +127,18 @@ def find_checkpoint(
 
 
 def prune(checkpoints_dir: Path, *, keep: int) -> None:
-    """Delete all but the newest `keep` step checkpoints and the newest best one."""
+    """Delete all but the newest `keep` step checkpoints and the best one.
+
+    While the newest best is newer than every step checkpoint, the one before it stays too: a run
+    that dies now goes on from before the new one was found.
+    """
     if keep < 1:
         raise UsageError(f"expected to keep at least 1 checkpoint, found keep={keep}")
     try:
         steps, bests = _list(checkpoints_dir, "step"), _list(checkpoints_dir, "best")
-        for name in steps[:-keep] + bests[:-1]:
+        safe = [name for name in bests if steps and _age(name)[0] <= _age(steps[-1])[0]]
+        kept = {*steps[-keep:], *bests[-1:], *safe[-1:]}
+        for name in (name for name in steps + bests if name not in kept):
             remove(checkpoints_dir / name)
     except OSError as error:
         raise save_error(checkpoints_dir, error) from error

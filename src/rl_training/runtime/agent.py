@@ -42,7 +42,7 @@ class Agent:
 
     def set_progress(self, env_steps: int, horizon: int) -> None:
         """Say where the agent's training stands."""
-        self.moment = Moment(env_steps, horizon)
+        self.moment = self.moment._replace(env_steps=env_steps, horizon=horizon)
 
     def act(
         self, obs: np.ndarray, state: PolicyState, first: np.ndarray, *, explore: bool
@@ -126,7 +126,9 @@ def build_agent(
     normalizer: Normalizer = NoNormalizer()
     if config.normalize_observations:
         normalizer = ObservationNormalizer(adapter.spec.obs_shape)
-    return Agent(spec, adapter, algorithm, normalizer)
+    agent = Agent(spec, adapter, algorithm, normalizer)
+    agent.moment = Moment(0, config.total_timesteps, getattr(hyper, "learning_starts", 0))
+    return agent
 
 
 def saved_adapter(checkpoint: Checkpoint) -> SpaceAdapter:
@@ -170,8 +172,10 @@ def _build_network(spec: AlgorithmSpec, hyper: HyperParameters, env_spec: EnvSpe
             "pass it again: load(path, network=...)"
         )
     wanted = "expected a callable (env_spec, hyper_parameters) that gives a torch.nn.Module"
-    make: Any = import_object(hyper.network) if isinstance(hyper.network, str) else hyper.network
+    make: Any = hyper.network
     try:
+        if isinstance(make, str):
+            make = import_object(make)
         network = make(env_spec, hyper)
     except Exception as error:
         raise ConfigError(

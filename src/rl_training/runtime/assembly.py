@@ -114,6 +114,7 @@ class Components:
 
 def build(plan: RunPlan) -> Components:
     """The parts of a run, checked; on an error nothing stays open."""
+    seed_global_generators(plan.config.seed)  # first: an environment may draw when it is built
     environments = Environments(plan.config)
     envs = environments.training()
     with ExitStack() as on_error:
@@ -122,7 +123,6 @@ def build(plan: RunPlan) -> Components:
         spaces = envs.single_observation_space, envs.single_action_space
         check_spaces(plan.spec, environments.name, *spaces)
         adapter = SpaceAdapter(environments.name, *spaces)
-        seed_global_generators(plan.config.seed)
         agent = build_agent(plan.spec, plan.config, plan.hyper, adapter)
         components = Components(
             environments=environments,
@@ -164,9 +164,9 @@ def assemble(
         evaluator=parts.evaluator,
         metrics_log=log,
         callbacks=(
+            *plan.callbacks,
             LogMetrics(config.log_interval),
             Evaluate(config.eval_interval),
-            *plan.callbacks,
             SaveCheckpoint(config.checkpoint_interval),
         ),
         level=parts.level.level,

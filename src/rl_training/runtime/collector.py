@@ -144,8 +144,8 @@ class Collector:
             raise NonFiniteError(
                 f"{self.adapter.spec.env_id} gave a non-finite {what} in environment "
                 f"{int(np.flatnonzero(bad)[0])} at vector step {self.steps + 1}. Training stopped "
-                "before it was stored; the last checkpoint is intact. Mend the environment, or "
-                "wrap it so that it gives finite numbers."
+                "before it was stored. Mend the environment, or wrap it so that it gives finite "
+                "numbers."
             )
 
     def close(self) -> None:

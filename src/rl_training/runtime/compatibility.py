@@ -49,6 +49,6 @@ def _alternatives(observation: str, action: str) -> str:
     if fitting:
         return f"Algorithms that would work: {', '.join(fitting)}."
     return (
-        "No algorithm of this package takes these spaces; a Gymnasium wrapper "
-        "(config key `wrappers`, e.g. FlattenObservation) may turn them into ones it takes."
+        "No algorithm of this package takes these spaces; a Gymnasium wrapper (config key "
+        "`wrappers`), such as FlattenObservation, may turn them into ones it takes."
     )

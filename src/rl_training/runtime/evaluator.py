@@ -11,7 +11,7 @@ import numpy as np
 
 from rl_training.data.types import PolicyState
 from rl_training.envs.spaces import SpaceAdapter
-from rl_training.errors import EnvError
+from rl_training.errors import EnvError, NonFiniteError
 from rl_training.runtime.collector import Act
 from rl_training.runtime.seeding import derive_seed
 
@@ -103,14 +103,24 @@ class Evaluator:
             obs, _ = self._envs[row].reset(seed=derive_seed(seed, "episode", int(episode)))
         except Exception as error:
             raise self._error("reset", error) from error
-        return self._adapter.encode_one(obs)
+        return self._finite("observation", self._adapter.encode_one(obs))
 
     def _step(self, row: int, action: Any) -> tuple[np.ndarray, float, bool]:
         try:
             obs, reward, terminated, truncated, _ = self._envs[row].step(action)
         except Exception as error:
             raise self._error("step", error) from error
-        return self._adapter.encode_one(obs), float(reward), bool(terminated or truncated)
+        following = self._finite("observation", self._adapter.encode_one(obs))
+        self._finite("reward", np.asarray(reward, np.float64))
+        return following, float(reward), bool(terminated or truncated)
+
+    def _finite(self, what: str, values: np.ndarray) -> np.ndarray:
+        if not np.isfinite(values).all():
+            raise NonFiniteError(
+                f"{self._adapter.spec.env_id} gave a non-finite {what} during an evaluation. Mend "
+                "the environment, or wrap it so that it gives finite numbers."
+            )
+        return values
 
     def _error(self, call: str, error: Exception) -> EnvError:
         return EnvError(

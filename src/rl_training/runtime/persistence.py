@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from rl_training.envs.object_values import SnapshotUnavailable
-from rl_training.experiment.checkpointing import Checkpoint
+from rl_training.errors import CheckpointError
+from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint
+from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.progress import Speed
 from rl_training.runtime.seeding import global_generator_state, restore_global_generators
 
@@ -20,9 +22,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rl_training")
 
 
-def checkpoint_parts(run: TrainingRun) -> dict[str, Any]:
+def checkpoint_parts(run: TrainingRun, *, with_envs: bool = True) -> dict[str, Any]:
     """Everything a run is, by part: what acts, the replay memory, and the loop around them."""
-    return {**run.agent.parts(), "replay": run.buffer.state_dict(), "loop": _loop_state(run)}
+    loop = _loop_state(run) | {"envs": _env_state(run) if with_envs else None}
+    return {**run.agent.parts(), "replay": run.buffer.state_dict(), "loop": loop}
 
 
 def checkpoint_info(run: TrainingRun, *, exact: bool) -> dict[str, Any]:
@@ -49,39 +52,40 @@ def restore_run(run: TrainingRun, checkpoint: Checkpoint) -> None:
     else:
         run.collector.load_envs(loop["envs"])
     _restore_callbacks(run, loop["callbacks"])
-    run.recent_metrics.extend(_unstacked(loop["recent_metrics"]))
+    for name, values in loop["recent_metrics"].items():
+        run.recent_metrics[name].extend(values.to(run.algorithm.device))
     run.extra_values.update(loop["extra_values"])
-    run.best_return = loop["best_return"]
+    run.best_return = _best_so_far(run, checkpoint, loop["best_return"])
     run.elapsed_before = loop["elapsed"]
     run.speed = Speed(run.env_steps)
     run.checkpoint_path, run.saved_at = checkpoint.path, run.env_steps
     restore_global_generators(loop["generators"])
 
 
-def stacked(recent: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Rows of metrics as one tensor per name."""
-    names = recent[-1] if recent else {}
-    return {name: torch.stack([metrics[name] for metrics in recent]) for name in names}
-
-
-def _unstacked(columns: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-    rows = zip(*columns.values(), strict=True)
-    return [dict(zip(columns, row, strict=True)) for row in rows]
+def _best_so_far(run: TrainingRun, checkpoint: Checkpoint, saved: float | None) -> float | None:
+    """The best return known, also from an evaluation made after the checkpoint was written."""
+    try:
+        best = find_checkpoint(checkpoint.path.parent, best=True, parts=())
+    except CheckpointError:
+        return saved
+    found: float | None = best.info.get("eval_return_mean")
+    if found is None or best.env_steps > run.env_steps:
+        return saved
+    return found if saved is None else max(saved, found)
 
 
 def _loop_state(run: TrainingRun) -> dict[str, Any]:
     return {
         "progress": run.progress.state_dict(),
         "collector": run.collector.state_dict(),
-        "envs": _env_state(run),
-        "callbacks": [
-            [type(callback).__qualname__, state]
-            for callback in run.callbacks
+        "callbacks": {
+            name: state
+            for name, callback in _named(run.callbacks).items()
             if (state := callback.state_dict())
-        ],
+        },
         "metrics_log": run.metrics_log.state_dict(),
         "extra_values": dict(run.extra_values),
-        "recent_metrics": stacked(run.recent_metrics),
+        "recent_metrics": {n: torch.stack(list(v)) for n, v in run.recent_metrics.items()},
         "best_return": run.best_return,
         "elapsed": run.elapsed,
         "generators": global_generator_state(),
@@ -95,18 +99,25 @@ def _env_state(run: TrainingRun) -> Any:
     try:
         return run.collector.save_envs()
     except SnapshotUnavailable as error:
-        run.level, run.level_reason = "statistical", str(error)
-        logger.warning("resume level: now statistical, it was exact (%s)", error)
+        run.lower_level(str(error))
         return None
 
 
-def _restore_callbacks(run: TrainingRun, saved: Sequence[tuple[str, dict[str, Any]]]) -> None:
-    """Give each saved state to the next callback of its class."""
-    waiting = list(run.callbacks)
-    for name, state in saved:
-        taker = next((c for c in waiting if type(c).__qualname__ == name), None)
-        if taker is None:
+def _named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
+    """Callbacks by class and, among those of one class, by their order."""
+    seen: Counter[str] = Counter()
+    named: dict[str, Callback] = {}
+    for callback in callbacks:
+        name = f"{type(callback).__module__}.{type(callback).__qualname__}"
+        named[f"{name}#{seen[name]}"] = callback
+        seen[name] += 1
+    return named
+
+
+def _restore_callbacks(run: TrainingRun, saved: dict[str, dict[str, Any]]) -> None:
+    named = _named(run.callbacks)
+    for name, state in saved.items():
+        if name in named:
+            named[name].load_state_dict(state)
+        else:
             logger.warning("the checkpoint holds a state of callback %s, not given now", name)
-            continue
-        waiting.remove(taker)
-        taker.load_state_dict(state)

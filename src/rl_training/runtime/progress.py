@@ -42,8 +42,8 @@ class Progress:
         return self._updates * learning // self._per_steps - self.updates
 
     def state_dict(self) -> dict[str, Any]:
-        """The counters and the horizon they were planned with."""
-        return {"env_steps": self.env_steps, "updates": self.updates, "horizon": self.horizon}
+        """The counters."""
+        return {"env_steps": self.env_steps, "updates": self.updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the counters; the horizon is the configuration's."""

@@ -42,8 +42,13 @@ def global_generator_state() -> dict[str, Any]:
             "cached": cached,
         },
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        # Looking at a device that was never used would start it up.
+        "cuda": torch.cuda.get_rng_state_all() if _cuda_in_use() else [],
     }
+
+
+def _cuda_in_use() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def restore_global_generators(state: dict[str, Any]) -> None:
@@ -54,5 +59,5 @@ def restore_global_generators(state: dict[str, Any]) -> None:
         (legacy["kind"], legacy["keys"], legacy["position"], legacy["has_gauss"], legacy["cached"])
     )
     torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+    for device in range(min(len(state["cuda"]), torch.cuda.device_count())):
+        torch.cuda.set_rng_state(state["cuda"][device], device)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,13 +20,14 @@ from rl_training.data.types import PolicyState
 from rl_training.errors import NonFiniteError
 from rl_training.experiment.checkpointing import prune, write_checkpoint
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.files import write_json
 from rl_training.experiment.logging import MetricsLog
 from rl_training.runtime.agent import Agent
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.evaluator import Evaluation, EvaluationStopped, Evaluator
 from rl_training.runtime.interrupts import Interrupts
-from rl_training.runtime.persistence import checkpoint_info, checkpoint_parts, stacked
+from rl_training.runtime.persistence import checkpoint_info, checkpoint_parts
 from rl_training.runtime.progress import Progress, Speed
 from rl_training.runtime.seeding import (
     derive_seed,
@@ -32,6 +35,8 @@ from rl_training.runtime.seeding import (
     global_generator_state,
     restore_global_generators,
 )
+
+logger = logging.getLogger("rl_training")
 
 RECENT_UPDATES = 100  # updates averaged in a log row
 
@@ -55,6 +60,7 @@ class TrainingRun:
     interrupts: Interrupts
     best_return: float | None = None
     last_evaluation: Evaluation | None = None
+    last_evaluation_at: int | None = None
     stop_reason: str | None = None
     checkpoint_path: Path | None = None
     saved_at: int | None = None
@@ -62,8 +68,8 @@ class TrainingRun:
     started_at: float = field(default_factory=time.monotonic)
     speed: Speed = field(default_factory=Speed)
     extra_values: dict[str, float] = field(default_factory=dict)
-    recent_metrics: deque[dict[str, Tensor]] = field(
-        default_factory=lambda: deque(maxlen=RECENT_UPDATES)
+    recent_metrics: defaultdict[str, deque[Tensor]] = field(
+        default_factory=lambda: defaultdict(lambda: deque(maxlen=RECENT_UPDATES))
     )
 
     # What callbacks use.
@@ -94,7 +100,8 @@ class TrainingRun:
 
     def stop(self, reason: str) -> None:
         """End the run after the current step; it counts as finished."""
-        self.stop_reason = reason
+        if not self.progress.finished:
+            self.stop_reason = reason
 
     def evaluate(self, episodes: int | None = None) -> Evaluation | None:
         """Evaluate the policy as it is now; None if a signal arrived meanwhile."""
@@ -115,7 +122,7 @@ class TrainingRun:
         finally:
             # An environment that draws from the global generators must not disturb training.
             restore_global_generators(generators)
-        self.last_evaluation = evaluation
+        self.last_evaluation, self.last_evaluation_at = evaluation, self.env_steps
         if self.best_return is None or evaluation.mean > self.best_return:
             self.best_return = evaluation.mean
             self._save_best(evaluation)
@@ -132,13 +139,29 @@ class TrainingRun:
 
         At level `boundary` that is exact only where episodes were cut for it.
         """
+        parts = checkpoint_parts(self)  # may find that the environments cannot be saved any more
         exact = self.level == "exact" or (self.level == "boundary" and episodes_cut)
+        return self._write(parts, exact=exact)
+
+    def save_after_failure(self) -> Path | None:
+        """Save what was learned when an environment failed, without the environments' state.
+
+        None if the weights are not finite.
+        """
+        if self.saved_at == self.env_steps:
+            return self.checkpoint_path
+        try:
+            return self._write(checkpoint_parts(self, with_envs=False), exact=False)
+        except NonFiniteError:
+            return None
+
+    def _write(self, parts: dict[str, Any], *, exact: bool) -> Path:
         self.check_finite()
         self.checkpoint_path = write_checkpoint(
             self.directory / "checkpoints",
             kind="step",
             env_steps=self.env_steps,
-            parts=checkpoint_parts(self),
+            parts=parts,
             info=checkpoint_info(self, exact=exact),
         )
         self.saved_at = self.env_steps
@@ -166,7 +189,8 @@ class TrainingRun:
 
     def record(self, metrics: dict[str, Tensor]) -> None:
         """Keep an update's metrics for the log; they are read at the log interval only."""
-        self.recent_metrics.append(metrics)
+        for name, value in metrics.items():
+            self.recent_metrics[name].append(value)
 
     def after_step(self) -> None:
         """Let every callback look at the run."""
@@ -178,8 +202,8 @@ class TrainingRun:
     def check_finite(self) -> dict[str, float]:
         """Mean metrics of the recent updates; raises if one, or a weight, is not finite."""
         values: dict[str, float] = {}
-        for name, recent in stacked(self.recent_metrics).items():
-            values[f"train/{name}"] = float(recent.mean())
+        for name, recent in self.recent_metrics.items():
+            values[f"train/{name}"] = float(torch.stack(list(recent)).mean())
             if not np.isfinite(values[f"train/{name}"]):
                 self._refuse(f"training metric {name!r}")
         for part, network in self.algorithm.networks().items():
@@ -187,6 +211,14 @@ class TrainingRun:
                 if not torch.isfinite(parameter).all():
                     self._refuse(f"weight {part}.{name}")
         return values
+
+    def lower_level(self, reason: str) -> None:
+        """The environments can no longer be saved: say so, also in the run's record."""
+        logger.warning("resume level: now statistical, it was %s (%s)", self.level, reason)
+        self.level, self.level_reason = "statistical", reason
+        path = self.directory / "metadata.json"
+        record = json.loads(path.read_text()) if path.exists() else {}
+        write_json(path, record | {"resume_level": self.level, "resume_level_reason": reason})
 
     def cut_episodes(self) -> None:
         """Begin new episodes everywhere with seeds that are a function of the step."""

@@ -1,0 +1,195 @@
+"""What a run keeps straight in the odd moments: best checkpoints, levels, callbacks, metrics."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rl_training import Callback, StopOnReturn, train_dqn
+from rl_training.errors import NonFiniteError
+from rl_training.experiment.checkpointing import find_checkpoint, prune, write_checkpoint
+from rl_training.runtime.evaluator import Evaluation
+from rl_training.runtime.result import TrainingInterrupted
+from rl_training.runtime.training_run import TrainingRun
+from toy_envs import CountingEnv
+from training import StopAt, tiny_config
+
+
+class Scripted(Callback):
+    """Replaces the returns of evaluations by given ones."""
+
+    def __init__(self, *means: float) -> None:
+        self.means = list(means)
+
+    def on_start(self, run: TrainingRun) -> None:
+        assert run.evaluator is not None
+        run.evaluator.evaluate = self.evaluate  # type: ignore[method-assign]
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Evaluation:
+        return Evaluation((self.means.pop(0),), (1,), 0)
+
+
+def test_extending_a_run_never_replaces_a_better_best(tmp_path: Path) -> None:
+    config = tiny_config("dqn", tmp_path)
+    run_dir = train_dqn(config, callbacks=[Scripted(1.0, 2.0, 500.0)]).run_dir
+    longer = config.with_changes(total_timesteps=340)
+    result = train_dqn(longer, callbacks=[Scripted(10.0, 20.0)], resume=run_dir)
+    assert result.best_eval_return_mean == 500.0
+    best = find_checkpoint(run_dir, best=True)
+    assert (best.env_steps, best.info["eval_return_mean"]) == (240, 500.0)
+
+
+def test_the_best_before_the_newest_step_checkpoint_stays_until_the_next(tmp_path: Path) -> None:
+    def write(kind: Any, env_steps: int) -> None:
+        write_checkpoint(tmp_path, kind=kind, env_steps=env_steps, parts={"agent": {}}, info={})
+        prune(tmp_path, keep=1)
+
+    def names() -> list[str]:
+        return sorted(f"{path.name[:4]} {int(path.name[5:])}" for path in tmp_path.iterdir())
+
+    write("best", 10)
+    write("step", 20)
+    write("best", 30)  # dying now, the run would go on from 20 and must still have a best
+    assert names() == ["best 10", "best 30", "step 20"]
+    write("step", 40)
+    assert names() == ["best 30", "step 40"]
+
+
+class Lost(CountingEnv):
+    """An environment whose state can be saved until, in a run, it opens a file."""
+
+    opens_at = 10**9
+
+    def step(self, action: int) -> Any:
+        self.count = getattr(self, "count", 0) + 1
+        if self.count == self.opens_at:
+            self.file = open(__file__)  # noqa: SIM115 - the point of this environment
+        return super().step(action)
+
+    def close(self) -> None:
+        if hasattr(self, "file"):
+            self.file.close()
+
+
+def test_a_level_that_falls_is_recorded_and_nothing_claims_to_be_exact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lost, "opens_at", 70)
+    config = tiny_config("dqn", tmp_path, env_id=Lost, checkpoint_interval=50, keep_checkpoints=9)
+    run_dir = train_dqn(config).run_dir
+    claims = {}
+    for path in (run_dir / "checkpoints").glob("step_*"):
+        info = find_checkpoint(path).info
+        claims[int(path.name[5:])] = (info["resume_level"], info["exact"])
+    assert claims[50] == ("exact", True)
+    assert {claims[step] for step in (100, 150, 200, 240)} == {("statistical", False)}
+    metadata = json.loads((run_dir / "metadata.json").read_text())
+    assert metadata["resume_level"] == "statistical"
+    assert "file" in metadata["resume_level_reason"]
+
+
+class DrawsWhenBuilt(CountingEnv):
+    """Its rewards depend on a global generator that it draws from in its constructor."""
+
+    def __init__(self) -> None:
+        super().__init__(rewards=(float(np.random.random()),))
+
+
+def test_the_seed_fixes_what_an_environment_draws_when_it_is_built(tmp_path: Path) -> None:
+    config = tiny_config("dqn", tmp_path, env_id=DrawsWhenBuilt, eval_interval=0)
+    first, second = (train_dqn(config).metrics["train/loss"] for _ in range(2))
+    assert first == second
+    other = train_dqn(config.with_changes(seed=4)).metrics["train/loss"]
+    assert other != first
+
+
+class BadLater(CountingEnv):
+    """Fine in training; NaN from its second episode under one seed on, as evaluations have."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(5)
+        self.where = where
+        self.seeded_resets = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.seeded_resets += seed is not None
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: int) -> Any:
+        obs, reward, *rest = super().step(action)
+        if self.seeded_resets > 1:
+            return (obs * np.nan, reward, *rest) if self.where == "obs" else (obs, np.nan, *rest)
+        return obs, reward, *rest
+
+
+@pytest.mark.parametrize(("where", "what"), [("obs", "observation"), ("reward", "reward")])
+def test_nan_in_an_evaluation_is_an_error(where: str, what: str, tmp_path: Path) -> None:
+    config = tiny_config("dqn", tmp_path, env_id=partial(BadLater, where), final_eval_episodes=20)
+    with pytest.raises(NonFiniteError, match=f"non-finite {what} during an evaluation"):
+        train_dqn(config)
+
+
+class Evaluate(Callback):
+    """A user's callback with the name of a built-in one, and a state."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.restored: int | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"number": self.number} if self.number else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.restored = state["number"]
+
+
+def test_each_callback_gets_its_own_state_back(tmp_path: Path) -> None:
+    config = tiny_config("dqn", tmp_path)
+    with pytest.raises(TrainingInterrupted) as caught:
+        train_dqn(config, callbacks=[Evaluate(0), Evaluate(7), StopAt(60)])
+    first, second = Evaluate(0), Evaluate(0)
+    train_dqn(config, callbacks=[first, second], resume=caught.value.result.run_dir)
+    assert (first.restored, second.restored) == (None, 7)
+
+
+def test_metrics_that_come_with_some_updates_only_are_averaged_over_those(tmp_path: Path) -> None:
+    class Sometimes(Callback):
+        def on_start(self, run: TrainingRun) -> None:
+            run.record({"always": torch.tensor(1.0), "rare": torch.tensor(5.0)})
+            run.record({"always": torch.tensor(2.0)})
+            self.values = run.check_finite()
+
+    watch = Sometimes()
+    train_dqn(tiny_config("dqn", tmp_path, total_timesteps=30), callbacks=[watch])
+    assert watch.values == {"train/always": 1.5, "train/rare": 5.0}
+
+
+def test_an_evaluation_broken_off_by_a_signal_is_made_up_for(tmp_path: Path) -> None:
+    config = tiny_config("dqn", tmp_path)
+    straight = train_dqn(config).run_dir
+    with pytest.raises(TrainingInterrupted) as caught:
+        train_dqn(config, callbacks=[StopAt(100)])  # stops before the evaluation of step 100
+    run_dir = caught.value.result.run_dir
+    train_dqn(config, resume=run_dir)
+
+    def evaluations(path: Path) -> list[tuple[int, float]]:
+        rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        key = "eval/return_mean"
+        return [(row["global_step"], row[key]) for row in rows if key in row]
+
+    assert evaluations(run_dir) == evaluations(straight)
+    assert [step for step, _ in evaluations(run_dir)] == [100, 200, 240]
+
+
+def test_a_budget_that_is_used_up_needs_no_other_reason_to_stop(tmp_path: Path) -> None:
+    config = tiny_config("dqn", tmp_path, eval_interval=0)
+    assert train_dqn(config, callbacks=[StopOnReturn(0.0)]).stop_reason is None
+    early = train_dqn(tiny_config("dqn", tmp_path), callbacks=[StopOnReturn(0.0)])
+    assert early.stop_reason is not None
+    assert early.global_step == 100
