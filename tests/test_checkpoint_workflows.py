@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ from typer.testing import CliRunner
 from processes import CommandLine, Gate, GateEnv, wait_until
 from rl_training import DQN, Callback, TrainConfig, train_dqn
 from rl_training.cli import app
-from rl_training.errors import CheckpointError, ConfigError
+from rl_training.errors import CheckpointError, ConfigError, UsageError
 from rl_training.experiment.checkpointing import find_checkpoint, write_checkpoint
 from rl_training.experiment.config_loading import dump_yaml
 from rl_training.experiment.logging import read_metrics
@@ -155,7 +156,8 @@ def test_resuming_a_finished_run_changes_nothing_that_matters(tmp_path: Path) ->
     again = train_dqn(config, resume=first.run_dir)
     assert again.run_dir == first.run_dir
     assert again.eval_returns == first.eval_returns
-    assert final_state(first.run_dir) == state
+    for part in ("agent", "replay"):  # the loop now knows the last evaluation
+        assert final_state(first.run_dir)[part] == state[part]
     assert logged(first.run_dir) == rows
 
 
@@ -399,3 +401,120 @@ def test_going_on_from_an_older_checkpoint_sets_the_newer_ones_aside(tmp_path: P
     ]
     train_dqn(config, resume=run_dir)
     assert find_checkpoint(run_dir).env_steps == 240
+
+
+# Sessions
+
+
+def test_how_a_run_began_stays_known_over_its_sessions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config("dqn", tmp_path)
+    monkeypatch.setattr("sys.argv", ["first", "call"])
+    run_dir = interrupted(config, 60)
+    first = metadata(run_dir)
+    monkeypatch.setattr("sys.argv", ["second", "call"])
+    train_dqn(config.with_changes(threads=2), resume=run_dir)
+    second = metadata(run_dir)
+    kept = {k: v for k, v in second.items() if k not in ("sessions", "resumed_from")}
+    assert kept == {k: v for k, v in first.items() if k != "sessions"}
+    assert [s["command"] for s in second["sessions"]] == [["first", "call"], ["second", "call"]]
+    assert [s["threads"] for s in second["sessions"]] == [1, 2]
+    assert {"started_at", "packages", "device"} <= second["sessions"][1].keys()
+
+
+def test_a_run_that_crashes_while_it_is_extended_is_not_called_finished(tmp_path: Path) -> None:
+    config = tiny_config("dqn", tmp_path)
+    run_dir = train_dqn(config).run_dir
+
+    class Look(Callback):
+        def on_start(self, run: TrainingRun) -> None:
+            self.summary = (run_dir / "summary.json").exists()
+
+    look = Look()
+    longer = config.with_changes(total_timesteps=400)
+    with pytest.raises(ZeroDivisionError):
+        train_dqn(longer, callbacks=[look, Crash(300)], resume=run_dir)
+    assert not look.summary  # a kill now leaves none
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert (summary["status"], summary["eval_return_mean"]) == ("failed", None)
+    # The extension is known although no checkpoint was taken since.
+    assert DQN.load(run_dir).resume().global_step == 400
+
+
+def test_a_resume_that_fails_leaves_the_log_and_the_records_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config(
+        "dqn", tmp_path, env_id=ChangingEnv, checkpoint_interval=50, log_interval=20
+    )
+    run_dir = crashed(config, 190)
+    assert find_checkpoint(run_dir).env_steps == 150
+    assert [row["global_step"] for row in logged(run_dir)][-2:] == [160, 180]
+    names = ("metrics.jsonl", "config.yaml", "metadata.json", "summary.json")
+    before = {name: (run_dir / name).read_bytes() for name in names}
+    monkeypatch.setattr(ChangingEnv, "most", 5e5)
+    with pytest.raises(CheckpointError, match="the observation spaces differ"):
+        train_dqn(config, resume=run_dir)
+    assert {name: (run_dir / name).read_bytes() for name in names} == before
+
+
+@pytest.mark.parametrize("path", [".", "step_000000000060"])
+def test_a_run_is_resumed_in_place_from_inside_its_checkpoints(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config("dqn", tmp_path / "runs")
+    run_dir = interrupted(config, 60)
+    monkeypatch.chdir(run_dir / "checkpoints")
+    result = train_dqn(config, resume=path)
+    assert result.run_dir == run_dir
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [run_dir.name]
+
+
+def test_a_copy_that_is_interrupted_at_once_has_a_checkpoint_of_its_own(tmp_path: Path) -> None:
+    config = tiny_config("dqn", tmp_path / "runs")
+    copy = tmp_path / "copy"
+    shutil.copytree(find_checkpoint(interrupted(config, 60)).path, copy)
+    with pytest.raises(TrainingInterrupted) as caught:
+        train_dqn(config, callbacks=[StopAtOnce()], resume=copy)
+    result = caught.value.result
+    assert find_checkpoint(result.run_dir).env_steps == 60
+    assert result.checkpoint_path == find_checkpoint(result.run_dir).path
+
+
+class StopAtOnce(Callback):
+    """A signal before the first step."""
+
+    def on_start(self, run: TrainingRun) -> None:
+        run.interrupts.received = signal.SIGTERM
+
+
+def test_a_damaged_checkpoint_is_named_in_python_and_resume_falls_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = tiny_config("dqn", tmp_path, checkpoint_interval=50)
+    straight = final_state(train_dqn(config).run_dir)
+    run_dir = interrupted(config, 130)
+    damage(run_dir / "checkpoints" / "step_000000000130", "replay.safetensors")
+    agent = DQN.load(run_dir)  # acting does not need the replay
+    assert "passed over" not in caplog.text
+    agent.resume()
+    assert "passed over a damaged checkpoint: " in caplog.text
+    assert "step_000000000130/replay.safetensors" in caplog.text
+    assert final_state(run_dir) == straight
+    assert [entry["checkpoint"] for entry in metadata(run_dir)["resumed_from"]] == [
+        "step_000000000100"
+    ]
+    caplog.clear()
+    damage(find_checkpoint(run_dir).path)
+    DQN.load(run_dir)
+    assert "step_000000000240/agent.safetensors" in caplog.text
+
+
+def test_a_run_that_ended_past_its_budget_can_be_resumed_with_it(tmp_path: Path) -> None:
+    config = tiny_config("dqn", tmp_path, num_envs=7)
+    first = train_dqn(config)
+    assert first.global_step == 245  # 35 steps of 7 environments
+    assert train_dqn(config, resume=first.run_dir).global_step == 245
+    with pytest.raises(UsageError, match="at least the 245 steps that are done"):
+        train_dqn(config.with_changes(total_timesteps=244), resume=first.run_dir)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import Result
 from rich.console import Console
 from typer.testing import CliRunner
@@ -27,10 +28,12 @@ import rl_training
 from processes import CommandLine, Gate, GateEnv, wait_until_noted
 from rl_training import train_dqn
 from rl_training.cli import app
-from rl_training.experiment.checkpointing import find_checkpoint
+from rl_training.experiment.checkpointing import find_checkpoint, write_checkpoint
 from rl_training.experiment.config_loading import dump_yaml
 from rl_training.experiment.logging import read_metrics
+from rl_training.runtime.agent import Agent
 from rl_training.runtime.console import ConsoleProgress
+from rl_training.runtime.result import command_line
 from training import final_state, tiny_config
 
 QUICK = (
@@ -143,7 +146,15 @@ def test_without_arguments_the_help_is_shown() -> None:
 # train
 
 
-def test_train_prints_the_result_the_directory_and_what_to_try_next(tmp_path: Path) -> None:
+def on_path() -> str:
+    """A PATH on which there is an `rl-training`."""
+    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+
+def test_train_prints_the_result_the_directory_and_what_to_try_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", on_path())
     result = train(*settings(), "--seed", 5, "--output-dir", tmp_path)
     assert result.exit_code == 0, result.output
     run_dir = only_run(tmp_path)
@@ -160,6 +171,23 @@ def test_train_prints_the_result_the_directory_and_what_to_try_next(tmp_path: Pa
         f"  rl-training eval --checkpoint {run_dir}",
         f"  tensorboard --logdir {run_dir}",
     ]
+
+
+@pytest.mark.parametrize(
+    ("called", "program"),
+    [
+        (".venv/bin/rl-training", ".venv/bin/rl-training"),
+        ("mine/train.py", f"{sys.executable} -m rl_training"),
+    ],
+)
+def test_the_commands_to_try_next_can_be_typed_where_the_script_is_not_on_the_path(
+    called: str, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", [called, "train"])
+    monkeypatch.setenv("PATH", "")
+    assert command_line("eval", "--checkpoint", "a b") == f"{program} eval --checkpoint 'a b'"
+    monkeypatch.setenv("PATH", on_path())
+    assert command_line("list") == "rl-training list"
 
 
 def test_where_there_is_no_terminal_progress_is_plain_lines(tmp_path: Path) -> None:
@@ -342,7 +370,7 @@ def test_a_run_ended_by_sigterm_is_resumed_to_the_same_end(tmp_path: Path, gate:
     path = write_config(tmp_path, gated_config(tmp_path))
     gate.close()
     command = (sys.executable, "-m", "rl_training", "train", "--config", str(path))
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "PATH": on_path()}
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -424,7 +452,87 @@ def test_a_run_with_an_environment_from_python_is_resumed_in_python(tmp_path: Pa
     config = tiny_config("dqn", tmp_path, env_id=lambda: GateEnv(), total_timesteps=40)
     run_dir = train_dqn(config).run_dir
     message = failure(invoke("resume", "--checkpoint", run_dir), 2)
-    assert "load(path, env=...).resume()" in message
+    assert "env_id: this run was given an object here (<callable " in message
+    assert "pass it again: load(path, env=...)" in message
+    message = failure(invoke("eval", "--checkpoint", run_dir), 2)
+    assert "pass it again: load(path, env=...)" in message
+
+
+def test_a_budget_below_the_steps_already_done_is_refused(finished: Path) -> None:
+    before = contents(finished)
+    message = failure(invoke("resume", "--checkpoint", finished, "--total-timesteps", 119), 2)
+    assert "expected at least the 120 steps that are done already, found 119" in message
+    assert contents(finished) == before
+
+
+def test_a_killed_extension_is_not_forgotten(finished: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "copy"
+    shutil.copytree(finished, run_dir)
+    text = (run_dir / "config.yaml").read_text()
+    # What a session of `resume --total-timesteps 160` leaves if it is killed at once.
+    (run_dir / "config.yaml").write_text(
+        text.replace("total_timesteps: 120", "total_timesteps: 160")
+    )
+    (run_dir / "summary.json").unlink()
+    result = invoke("resume", "--checkpoint", run_dir)
+    assert result.exit_code == 0, result.output
+    assert "finished at step 160" in result.stdout
+    assert rl_training.DQN.load(run_dir).config.total_timesteps == 160
+
+
+def test_the_device_can_be_chosen_and_a_missing_one_is_replaced_for_acting(
+    tmp_path: Path, finished: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("needs a machine without CUDA")
+    source = find_checkpoint(finished)
+    forged = write_checkpoint(
+        tmp_path / "forged",
+        kind="step",
+        env_steps=120,
+        parts={part: source.read(part) for part in source.parts},
+        info={**source.info, "config": {**source.info["config"], "device": "cuda"}},
+    )
+    observation = ("--observation", "[0, 0, 0, 0]")
+    for words in (("eval", "--episodes", 1), ("predict", *observation)):
+        caplog.clear()
+        replaced = invoke(*words, "--checkpoint", forged)
+        assert replaced.exit_code == 0, replaced.output
+        assert "sees no CUDA device; the agent acts on the CPU" in caplog.text
+        assert replaced.stdout == invoke(*words, "--checkpoint", finished).stdout
+        caplog.clear()
+        assert invoke(*words, "--checkpoint", forged, "--device", "cpu").exit_code == 0
+        assert "CUDA" not in caplog.text
+        message = failure(invoke(*words, "--checkpoint", finished, "--device", "cuda"), 2)
+        assert "sees no CUDA device" in message
+    assert "no CUDA device" in failure(invoke("resume", "--checkpoint", forged), 2)
+    assert "device" in failure(invoke("resume", "--checkpoint", forged, "--device", "gpu"), 2)
+    source_config = source.info["config"]
+    assert source_config["device"] == "auto"
+    copy = tmp_path / "copy"
+    shutil.copytree(finished, copy)
+    resumed = invoke("resume", "--checkpoint", copy, "--device", "cpu", "--total-timesteps", 130)
+    assert resumed.exit_code == 0, resumed.output
+    assert find_checkpoint(copy).info["config"]["device"] == "cpu"
+
+
+def test_predict_uses_the_threads_of_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = train_dqn(tiny_config("dqn", tmp_path, total_timesteps=40, threads=3)).run_dir
+    used = []
+    act = Agent.act
+
+    def noted(self: Agent, *arguments: Any, **keys: Any) -> Any:
+        used.append(torch.get_num_threads())
+        return act(self, *arguments, **keys)
+
+    monkeypatch.setattr(Agent, "act", noted)
+    before = torch.get_num_threads()
+    assert predict(run_dir, "--observation", "[0, 0, 0, 0]").exit_code == 0
+    assert invoke("eval", "--checkpoint", run_dir, "--episodes", 1).exit_code == 0
+    assert set(used) == {3}
+    assert torch.get_num_threads() == before
 
 
 # predict
@@ -474,7 +582,7 @@ def test_predict_reads_standard_input_line_by_line(finished: Path) -> None:
 def test_a_line_that_is_wrong_ends_prediction_after_the_answers_before_it(finished: Path) -> None:
     result = predict(finished, stdin="[0, 0, 0, 0]\n[0, 0]\n[0, 0, 0, 0]\n")
     assert len(result.stdout.splitlines()) == 1
-    assert "found shape (2,)" in failure(result, 2)
+    assert "found (2,)" in failure(result, 2)
     binary = predict(finished, stdin=b"\xff\xfe\n")
     assert "expected UTF-8 text" in failure(binary, 2)
 
@@ -482,9 +590,9 @@ def test_a_line_that_is_wrong_ends_prediction_after_the_answers_before_it(finish
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[0, 0]", r"shape \(4,\) or a batch .* found shape \(2,\)"),
-        ("[]", r"found shape \(0,\)"),
-        ("7", r"found shape \(\)"),
+        ("[0, 0]", r"shape \(4,\), or .* for a batch, found \(2,\)"),
+        ("[]", r"found \(0,\)"),
+        ("7", r"found \(\)"),
         ("null", "expected numbers, found None"),
         ("cart", "expected JSON .* found 'cart'"),
         ("[" * 100_000, "expected JSON"),
@@ -516,7 +624,7 @@ def test_list_shows_algorithms_configurations_and_runs(finished: Path, tmp_path:
     result = invoke("list", finished.parent)
     assert result.exit_code == 0
     text = result.stdout
-    assert re.search(r"dqn .* Mnih et al., 2015 .* Box vectors .* Discrete", text)
+    assert re.search(r"dqn .* Mnih et al., 2015 .* Box vectors, Discrete.* Discrete", text)
     assert "dqn/cartpole" in text
     (row,) = (line for line in text.splitlines() if str(finished) in line)
     cells = [cell.strip() for cell in row.strip("│").split("│")]
@@ -556,7 +664,7 @@ def test_what_config_prints_is_a_configuration(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--config", "dqn/cartpol"], "did you mean dqn/cartpole?"),
+        (["--config", "dqn/cartpol"], "did you mean dqn/cartpole"),
         (["--config", "dqn/cartpole", "--set", "algo_kwargs.gama=0.9"], "algo_kwargs.gamma"),
         (["--config", "dqn/cartpole", "--set", "gamma"], "expected KEY=VALUE"),
         (["--config", "dqn/cartpole", "--set", "env_id=CartPool-v1"], "CartPole-v1"),
@@ -603,6 +711,11 @@ def test_an_environment_that_raises_exits_with_1(tmp_path: Path) -> None:
     words = settings("env_id=toy_envs:RaisingEnv", "env_kwargs.at=60", "eval_interval=0")
     message = failure(train(*words, "--output-dir", tmp_path), 1)
     assert "RuntimeError in step at vector step 60: the robot fell over" in message
+    run_dir = only_run(tmp_path)
+    assert f"The run directory is {run_dir}; step 59 of the run is saved in " in message
+    assert message.rstrip().endswith(f" resume --checkpoint {run_dir}")
+    (row,) = (line for line in invoke("list", tmp_path).stdout.splitlines() if str(run_dir) in line)
+    assert re.search(r" 59 .* failed ", row)
 
 
 @pytest.mark.parametrize("seeds", [(), ("--seeds", "0-1")])

@@ -23,9 +23,11 @@ from rl_training.errors import (
     NonFiniteError,
     ReplayTooLarge,
     SaveError,
+    UsageError,
 )
 from rl_training.experiment.checkpointing import find_checkpoint
 from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.runs import list_runs
 from rl_training.runtime.progress import Every, Progress
 from rl_training.runtime.result import TrainingInterrupted
 from rl_training.runtime.training_run import TrainingRun
@@ -165,9 +167,9 @@ def test_intervals_fire_once_for_each_multiple_passed() -> None:
         ({"action": Box(-2, 2, (1,))}, "dqn takes Discrete actions; .* has Box"),
         (
             {"observation": Box(0, 255, (8, 8, 3), np.uint8)},
-            "takes Box vectors observations; .* has Box",
+            "takes Box vectors, Discrete, flat Dict observations; .* has Box",
         ),
-        ({"observation": Discrete(3)}, r"takes Box vectors observations; .* has Discrete\(3\)"),
+        ({"observation": gym.spaces.Text(3)}, r"takes Box vectors, .* observations; .* has Text"),
         ({"action": gym.spaces.MultiBinary(3)}, r"has MultiBinary\(3\)"),
     ],
 )
@@ -244,16 +246,21 @@ def test_a_replay_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["reward", "obs"])
-def test_nan_from_the_environment_stops_training_and_keeps_the_last_checkpoint(
+def test_nan_from_the_environment_stops_training_and_loses_nothing_of_it(
     where: str, tmp_path: Path
 ) -> None:
     config = tiny_config(
         "dqn", tmp_path, env_id=partial(NaNEnv, 120, where), checkpoint_interval=50, eval_interval=0
     )
-    with pytest.raises(NonFiniteError, match="environment 0 at vector step 120"):
+    with pytest.raises(NonFiniteError, match="environment 0 at vector step 120") as caught:
         train_dqn(config)
     (run_dir,) = tmp_path.iterdir()
-    assert find_checkpoint(run_dir).env_steps == 100
+    checkpoint = find_checkpoint(run_dir)
+    assert checkpoint.env_steps == 119  # the last step that was good
+    assert checkpoint.info["exact"] is False
+    assert checkpoint.info["updates"] == (119 - 20) // 2
+    assert f"step 119 of the run is saved in {checkpoint.path}. Go on with: " in str(caught.value)
+    assert str(caught.value).endswith(f"resume --checkpoint {run_dir}")
 
 
 def test_non_finite_weights_are_never_saved(tmp_path: Path) -> None:
@@ -263,10 +270,26 @@ def test_non_finite_weights_are_never_saved(tmp_path: Path) -> None:
                 next(run.algorithm.networks()["model"].parameters()).data[0] = float("inf")
 
     config = tiny_config("dqn", tmp_path, checkpoint_interval=50, log_interval=1000)
-    with pytest.raises(NonFiniteError, match=r"at step 150 .*nothing non-finite was saved"):
+    with pytest.raises(
+        NonFiniteError, match=r"at step 150 .*nothing non-finite was saved"
+    ) as caught:
         train_dqn(config, callbacks=[Break()])
     (run_dir,) = tmp_path.iterdir()
     assert find_checkpoint(run_dir).env_steps == 100
+    assert "step 100 of the run is saved in" in str(caught.value)
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert (summary["status"], summary["error"]) == ("failed", str(caught.value))
+
+
+def test_weights_that_are_not_finite_from_the_start_leave_no_checkpoint(tmp_path: Path) -> None:
+    class Break(Callback):
+        def on_step(self, run: TrainingRun) -> None:
+            next(run.algorithm.networks()["model"].parameters()).data[0] = float("nan")
+
+    with pytest.raises(NonFiniteError) as caught:
+        train_dqn(tiny_config("dqn", tmp_path, eval_interval=0), callbacks=[Break()])
+    (run_dir,) = tmp_path.iterdir()
+    assert f"The run directory is {run_dir}; it holds no checkpoint." in str(caught.value)
 
 
 def test_an_environment_that_raises_ends_the_run_with_its_words(tmp_path: Path) -> None:
@@ -274,6 +297,100 @@ def test_an_environment_that_raises_ends_the_run_with_its_words(tmp_path: Path) 
         EnvError, match=r"RuntimeError in step at vector step 7: the robot fell over"
     ):
         train_dqn(tiny_config("dqn", tmp_path, env_id=partial(RaisingEnv, 7)))
+    (run_dir,) = tmp_path.iterdir()
+    assert find_checkpoint(run_dir).env_steps == 6
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert (summary["status"], summary["global_step"]) == ("failed", 6)
+    assert summary["checkpoint_path"] == "checkpoints/step_000000000006"
+    assert "the robot fell over" in summary["error"]
+    (listed,) = list_runs(tmp_path)
+    assert (listed.status, listed.env_steps) == ("failed", 6)
+
+
+def test_a_run_whose_environment_was_mended_goes_on_where_it_failed(tmp_path: Path) -> None:
+    config = tiny_config("dqn", tmp_path, env_id=MendedEnv, eval_interval=0)
+    MendedEnv.broken = True
+    with pytest.raises(EnvError, match="the robot fell over"):
+        train_dqn(config)
+    (run_dir,) = tmp_path.iterdir()
+    MendedEnv.broken = False
+    result = train_dqn(config, resume=run_dir)
+    assert (result.status, result.global_step) == ("finished", 240)
+    assert result.updates == (240 - 20) // 2
+    assert json.loads((run_dir / "summary.json").read_text())["status"] == "finished"
+    (resumed,) = json.loads((run_dir / "metadata.json").read_text())["resumed_from"]
+    assert resumed == {"checkpoint": "step_000000000089", "exact": False}
+
+
+class MendedEnv(RaisingEnv):
+    """Raises in its 90th step until somebody mends it."""
+
+    broken = True
+
+    def __init__(self) -> None:
+        super().__init__(90)
+
+    def step(self, action: int) -> Any:
+        self.at = 90 if self.broken else -1
+        return super().step(action)
+
+
+def test_an_environment_that_raises_in_the_last_evaluation_costs_only_that(tmp_path: Path) -> None:
+    made: list[RaisingEnv] = []
+
+    def make() -> RaisingEnv:
+        made.append(RaisingEnv(-1))
+        return made[-1]
+
+    class BreakAtTheEnd(Callback):
+        def on_checkpoint(self, run: TrainingRun, path: Path) -> None:
+            for env in made:
+                env.at = 3
+
+    config = tiny_config("dqn", tmp_path, env_id=make, eval_interval=0)
+    with pytest.raises(EnvError, match="step 240 of the run is saved in"):
+        train_dqn(config, callbacks=[BreakAtTheEnd()])
+    (run_dir,) = tmp_path.iterdir()
+    assert find_checkpoint(run_dir).info["exact"] is True  # not written again without its envs
+    assert train_dqn(config, resume=run_dir).status == "finished"
+
+
+def test_an_older_evaluation_is_not_reported_as_that_of_the_final_policy(tmp_path: Path) -> None:
+    result = train_dqn(tiny_config("dqn", tmp_path, final_eval_episodes=0))
+    assert result.best_eval_return_mean is not None  # at step 100 or 200
+    assert (result.eval_return_mean, result.eval_return_std, result.eval_returns) == (
+        None,
+        None,
+        (),
+    )
+    with pytest.raises(TrainingInterrupted) as caught:
+        train_dqn(tiny_config("dqn", tmp_path), callbacks=[StopAt(130)])
+    assert caught.value.result.eval_return_mean is None
+
+    class StopAfterEvaluation(Callback):
+        def on_evaluation(self, run: TrainingRun, evaluation: Any) -> None:
+            run.interrupts.received = signal.SIGTERM
+
+    with pytest.raises(TrainingInterrupted) as caught:
+        train_dqn(tiny_config("dqn", tmp_path), callbacks=[StopAfterEvaluation()])
+    assert caught.value.result.global_step == 100
+    assert len(caught.value.result.eval_returns) == 2  # of this very policy
+
+
+@pytest.mark.parametrize(("learning_starts", "said"), [(239, False), (240, True), (1000, True)])
+def test_a_budget_that_ends_before_the_first_update_is_said(
+    learning_starts: int, said: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kwargs = {"learning_starts": learning_starts, "replay_ratio": 1.0}
+    result = train_dqn(tiny_config("dqn", tmp_path, eval_interval=0, algo_kwargs=kwargs))
+    assert (result.updates == 0) is said
+    text = f"the first update would follow step {learning_starts + 1}, and total_timesteps is 240"
+    assert (text in caplog.text) is said
+
+
+def test_a_name_in_place_of_a_configuration_says_what_to_do() -> None:
+    with pytest.raises(UsageError, match=r"expected a TrainConfig, found 'dqn/cartpole'; .*class"):
+        train_dqn("dqn/cartpole")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -356,10 +473,10 @@ def test_callbacks_see_the_run_and_keep_their_state_over_a_resume(tmp_path: Path
     assert second.steps_seen == 240
     logged = [r for r in read_metrics(run_dir / "metrics.jsonl") if "mine/twice" in r]
     assert [(r["mine/steps_seen"], r["mine/twice"]) for r in logged] == [
-        (49, 100),  # the row of step 50 is written before the callback's own step 50
-        (99, 200),
-        (149, 300),
-        (199, 400),
+        (50, 100),
+        (100, 200),
+        (150, 300),
+        (200, 400),
     ]
 
 

@@ -501,6 +501,9 @@ def test_objects_that_no_process_could_receive_are_refused(tmp_path: Path) -> No
         ExperimentManager(config, [0])
     with pytest.raises(ConfigError, match=r"network: .* cannot receive"):
         ExperimentManager(tiny_config("dqn", tmp_path, algo_kwargs={"network": lambda *_: 1}), [0])
+    odd = tiny_config("dqn", tmp_path, env_id=CountingEnv, env_kwargs={"rewards": [lambda: 1]})
+    with pytest.raises(ConfigError, match=r"env_kwargs\.rewards\.0: .* cannot receive <callable"):
+        ExperimentManager(odd, [0])
     by_class = ExperimentManager(tiny_config("dqn", tmp_path, env_id=CountingEnv), [0])
     assert by_class.directory.name.startswith("dqn-toy_envs-CountingEnv-seeds-")
 

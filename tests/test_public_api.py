@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 from rl_training import DQN, Callback, TrainConfig, train_dqn
 from rl_training.errors import (
     CheckpointError,
     ConfigError,
-    IncompatibleEnv,
     RLTrainingError,
     SaveError,
     UsageError,
@@ -84,7 +85,7 @@ def test_predict_takes_one_observation_or_a_batch(tmp_path: Path) -> None:
     assert batch.shape == (6,)
     assert [int(agent.predict(row)[0]) for row in rows] == batch.tolist()
     assert agent.predict(rows[0].tolist())[0] == batch[0]
-    with pytest.raises(IncompatibleEnv, match=r"found shape \(3,\)"):
+    with pytest.raises(UsageError, match=r"expected shape \(4,\).*found \(3,\)"):
         agent.predict([0.0, 0.0, 0.0])
     with pytest.raises(UsageError, match="finite"):
         agent.predict([0.0, float("nan"), 0.0, 0.0])
@@ -294,3 +295,151 @@ def test_episode_start_is_a_flag_or_one_per_row() -> None:
     for wrong in ([True, False], 1, "yes"):
         with pytest.raises(UsageError, match="episode_start"):
             agent.predict(rows, episode_start=wrong)
+
+
+# What is refused in words of our own
+
+
+def test_calls_that_make_no_sense_are_usage_errors(tmp_path: Path) -> None:
+    agent = DQN("CartPole-v1", output_dir=str(tmp_path), **QUICK)
+    for episodes in (0, -1, 1.5):
+        with pytest.raises(UsageError, match="episodes: expected a whole number from 1 on"):
+            agent.evaluate(episodes)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="at least one row in a batch, found none"):
+        agent.predict(np.zeros((0, 4)))
+
+
+def test_trouble_with_the_disk_in_save_is_a_save_error(tmp_path: Path) -> None:
+    agent = DQN("CartPole-v1", output_dir=str(tmp_path / "runs"), **QUICK)
+    (tmp_path / "file").touch()
+    for target in ("/proc/x/y", tmp_path / "file" / "agent"):
+        with pytest.raises(SaveError, match="could not write"):
+            agent.save(target)
+    result = agent.learn()
+    shutil.rmtree(result.run_dir / "checkpoints")
+    with pytest.raises(SaveError, match="could not write"):
+        agent.save(tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+# Objects that no file can hold
+
+
+def make_walk(make: Any, width: float = 3.0) -> RandomWalkEnv:
+    """An environment whose argument is a function."""
+    env: RandomWalkEnv = make(width)
+    return env
+
+
+def test_an_object_among_the_environments_arguments_is_passed_again(tmp_path: Path) -> None:
+    def build(width: float) -> RandomWalkEnv:
+        return RandomWalkEnv(width)
+
+    kwargs = {"make": build, "width": 2.0}
+    agent = DQN(make_walk, env_kwargs=kwargs, output_dir=str(tmp_path), **QUICK)
+    result = agent.learn()
+    loaded = DQN.load(result.run_dir)
+    assert loaded.predict([0.0, 1.0])[0] in (0, 1)
+    wanted = r"env_kwargs\.make: .*<callable .*build>.* pass it again: load\(path, env_kwargs="
+    for call in (loaded.evaluate, loaded.resume):
+        with pytest.raises(ConfigError, match=wanted):
+            call()
+    with pytest.raises(ConfigError, match=wanted):
+        train_dqn(loaded.config, resume=result.run_dir)
+    again = DQN.load(result.run_dir, env_kwargs={"make": build})
+    assert again.config.env_kwargs == kwargs
+    assert again.evaluate(2).returns == result.eval_returns
+    assert again.resume(total_timesteps=130).global_step == 130
+
+
+def test_an_object_among_a_wrappers_arguments_is_passed_again(tmp_path: Path) -> None:
+    def wrappers(factor: float) -> tuple[Any, ...]:
+        return ({"TransformReward": {"func": lambda reward: factor * reward}},)
+
+    agent = DQN(CountingEnv, wrappers=wrappers(2.0), output_dir=str(tmp_path), **QUICK)
+    run_dir = agent.learn().run_dir
+    with pytest.raises(ConfigError, match=r"wrappers\.0\.TransformReward\.func: .*wrappers=\.\.\."):
+        DQN.load(run_dir).evaluate(1)
+    again = DQN.load(run_dir, wrappers=wrappers(2.0))
+    assert again.evaluate(1).returns == (30.0,)  # twice 1 + 2 + 3 + 4 + 5
+    assert again.resume(total_timesteps=130).global_step == 130
+
+
+# Going on
+
+
+def test_after_a_signal_the_object_stands_where_the_run_was_saved(tmp_path: Path) -> None:
+    config = tiny_config("dqn", tmp_path)
+    straight = final_state(train_dqn(config).run_dir)
+    agent = DQN(config)
+    with pytest.raises(TrainingInterrupted) as caught:
+        agent.learn(callbacks=[StopAt(101)])
+    assert agent.run_dir == caught.value.result.run_dir
+    rows = np.random.default_rng(0).normal(size=(40, 4))
+    assert np.array_equal(agent.predict(rows)[0], DQN.load(agent.run_dir).predict(rows)[0])
+    assert agent.resume().global_step == 240
+    assert final_state(agent.run_dir) == straight
+
+
+def test_a_budget_that_is_refused_does_not_stay(tmp_path: Path) -> None:
+    agent = DQN("CartPole-v1", output_dir=str(tmp_path), **QUICK)
+    agent.learn()
+    with pytest.raises(UsageError, match="at least the 120 steps that are done already, found 50"):
+        agent.resume(total_timesteps=50)
+    assert agent.config.total_timesteps == 120
+    assert agent.resume(total_timesteps=125).global_step == 125
+
+
+def test_a_built_environment_is_enough_to_load_a_run_that_is_never_evaluated(
+    tmp_path: Path,
+) -> None:
+    quick = QUICK | {"final_eval_episodes": 0}
+    env = CountingEnv()
+    run_dir = DQN(env, output_dir=str(tmp_path), **quick).learn().run_dir
+    loaded = DQN.load(run_dir, env=CountingEnv())
+    assert loaded.resume(total_timesteps=130).global_step == 130
+    venv = gym.make_vec("CartPole-v1", num_envs=2)
+    with pytest.raises(CheckpointError, match="observation spaces differ"):
+        DQN.load(run_dir, env=venv)
+    venv.reset()  # still open: it is the caller's
+    venv.close()
+
+
+def test_evaluation_and_loading_use_the_threads_of_the_configuration(tmp_path: Path) -> None:
+    used = set()
+
+    class Noting(CountingEnv):
+        def step(self, action: int) -> Any:
+            used.add(torch.get_num_threads())
+            return super().step(action)
+
+    def building(env_spec: Any, hyper: Any) -> nn.Module:
+        used.add(torch.get_num_threads())
+        return network(env_spec, hyper)
+
+    before = torch.get_num_threads()
+    agent = DQN(Noting, threads=3, output_dir=str(tmp_path), **QUICK)
+    run_dir = agent.learn().run_dir
+    used.clear()
+    loaded = DQN.load(run_dir, env=Noting)
+    loaded.evaluate(1)
+    assert used == {3}
+    kwargs = QUICK["algo_kwargs"] | {"network": building}
+    agent = DQN(
+        CountingEnv, threads=5, output_dir=str(tmp_path), **(QUICK | {"algo_kwargs": kwargs})
+    )
+    run_dir = agent.learn().run_dir
+    used.clear()
+    DQN.load(run_dir, network=building)
+    assert used == {5}
+    assert torch.get_num_threads() == before
+
+
+def test_a_device_that_is_missing_is_refused_if_asked_for(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("needs a machine without CUDA")
+    agent = DQN("CartPole-v1", output_dir=str(tmp_path), **QUICK)
+    saved = agent.save(tmp_path / "agent")
+    with pytest.raises(ConfigError, match="device: cuda"):
+        DQN.load(saved, device="cuda")
+    assert DQN.load(saved, device="cpu").config.device == "cpu"

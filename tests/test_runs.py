@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_training.errors import RunError, SaveError, UsageError
-from rl_training.experiment import runs
+from rl_training.experiment import run_metadata, runs
 from rl_training.experiment.files import parse_json, write_atomic, write_json
 from rl_training.experiment.runs import (
     RunLock,
@@ -207,6 +207,32 @@ def test_metadata_tells_the_commit_and_whether_it_was_changed(
     assert [clean["git_dirty"], metadata()["git_dirty"]] == [False, True]
 
 
+def test_metadata_tells_the_commit_of_the_package_wherever_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*words: str) -> str:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        command = ["git", "-C", str(tmp_path / "checkout"), *identity, *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    source = tmp_path / "checkout" / "rl_training" / "run_metadata.py"
+    source.parent.mkdir(parents=True)
+    source.touch()
+    git("init", "-q")
+    git("commit", "-q", "--allow-empty", "-m", "x")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.setattr(run_metadata, "__file__", str(source))
+    assert "package_git_commit" not in metadata()  # such as in somebody's .venv
+    git("add", ".")
+    git("commit", "-q", "-m", "y")
+    found = metadata()
+    assert found["package_git_commit"] == git("rev-parse", "HEAD")
+    assert found["package_git_dirty"] is False
+    assert "git_commit" not in found
+
+
 def test_a_slow_git_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*args: Any, timeout: float, **kwargs: Any) -> None:
         assert timeout == 2.0
@@ -235,6 +261,7 @@ def test_runs_are_listed_with_their_state(tmp_path: Path) -> None:
     (tmp_path / "f-young").mkdir()
     (tmp_path / "f-young" / "config.yaml").write_text("algo: sac\nenv_id: Pendulum-v1\nseed: 1\n")
     make_run(tmp_path / "g-running", done)
+    make_run(tmp_path / "h-failed", {**done, "status": "failed", "error": "the robot fell over"})
     with RunLock(tmp_path / "g-running"):
         found = {str(run.path.relative_to(tmp_path)): run for run in list_runs(tmp_path)}
     assert {name: run.status for name, run in found.items()} == {
@@ -244,6 +271,7 @@ def test_runs_are_listed_with_their_state(tmp_path: Path) -> None:
         "e-broken": "unreadable",
         "f-young": "unfinished",
         "g-running": "running",
+        "h-failed": "failed",
     }
     first, killed, young = found["a-finished"], found["c/d/killed"], found["f-young"]
     assert (first.algo, first.env_id, first.seed) == ("dqn", "CartPole-v1", 3)

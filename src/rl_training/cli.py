@@ -32,6 +32,10 @@ SetOption = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Set a configuration key; may be repeated."),
 ]
 BestOption = Annotated[bool, typer.Option("--best", help="The best checkpoint, not the latest.")]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps; by default that of the run."),
+]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 
@@ -140,6 +144,7 @@ def evaluate(
         typer.Option("--seed", min=0, help="By default that of the run's own evaluation."),
     ] = None,
     best: BestOption = False,
+    device: DeviceOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     debug: DebugOption = False,
 ) -> None:
@@ -147,7 +152,7 @@ def evaluate(
     with _reported(debug):
         from rl_training.cli_show import show_evaluation
 
-        managed = _load(checkpoint, best)
+        managed = _load(checkpoint, best, device)
         show_evaluation(managed.config, managed.evaluate(episodes, seed=seed), as_json=as_json)
 
 
@@ -158,20 +163,16 @@ def resume(
         int | None,
         typer.Option("--total-timesteps", min=1, help="A new absolute budget: an extension."),
     ] = None,
+    device: DeviceOption = None,
     debug: DebugOption = False,
 ) -> None:
     """Continue an interrupted run."""
     with _reported(debug):
-        from rl_training.experiment.config import is_placeholder
-
         found, config = _open(checkpoint, parts=None)
-        if is_placeholder(config.env_id):
-            raise UsageError(
-                f"env_id: this run's environment was passed as an object ({config.env_id}), which "
-                "a command cannot receive; resume it in Python: load(path, env=...).resume()"
-            )
-        if total_timesteps is not None:
-            config = config.with_changes(total_timesteps=total_timesteps)
+        given = {"total_timesteps": total_timesteps, "device": device}
+        changes = {key: value for key, value in given.items() if value is not None}
+        if changes:
+            config = config.with_changes(**changes)
         _train_one(config, found.path)
 
 
@@ -188,18 +189,21 @@ def predict(
     stochastic: Annotated[
         bool, typer.Option("--stochastic", help="Act as in training, exploring.")
     ] = False,
+    device: DeviceOption = None,
     debug: DebugOption = False,
 ) -> None:
     """Print the action for an observation, as JSON."""
     with _reported(debug):
         from rl_training.cli_show import input_lines, parse_observation
+        from rl_training.runtime.threads import threads
 
-        managed = _load(checkpoint, best)
+        managed = _load(checkpoint, best, device)
         state: Any = None
-        for line in [observation] if observation is not None else input_lines():
-            obs, starts = parse_observation(line)
-            action, state = managed.predict(obs, state, starts, deterministic=not stochastic)
-            typer.echo(json.dumps({"action": action.tolist()}))
+        with threads(managed.config):
+            for line in [observation] if observation is not None else input_lines():
+                obs, starts = parse_observation(line)
+                action, state = managed.predict(obs, state, starts, deterministic=not stochastic)
+                typer.echo(json.dumps({"action": action.tolist()}))
 
 
 @app.command("list")
@@ -275,8 +279,8 @@ def _open(checkpoint: Path, **options: Any) -> Any:
     return found, config
 
 
-def _load(checkpoint: Path, best: bool) -> Any:
+def _load(checkpoint: Path, best: bool, device: str | None) -> Any:
     from rl_training.api.managed import load_any
 
     found, _ = _open(checkpoint, best=best)
-    return load_any(found.path)
+    return load_any(found.path, device=device)

@@ -21,7 +21,7 @@ from rl_training.experiment.files import jsonable
 from rl_training.experiment.runs import list_runs
 from rl_training.runtime.compatibility import in_plain_words
 from rl_training.runtime.evaluator import Evaluation
-from rl_training.runtime.result import TrainResult
+from rl_training.runtime.result import TrainResult, command_line
 from rl_training.runtime.spec import all_specs
 
 
@@ -29,7 +29,9 @@ def show_result(result: TrainResult) -> None:
     """The outcome of a run and the commands to try next."""
     run = shlex.quote(str(result.run_dir))
     print(f"{result.status} at step {result.global_step:,} in {result.wall_time_s:.1f} s")
-    if result.eval_return_mean is not None:
+    if result.eval_return_mean is None and result.best_eval_return_mean is not None:
+        print(f"best evaluation return so far {result.best_eval_return_mean:.2f}")
+    elif result.eval_return_mean is not None:
         print(
             f"evaluation return {result.eval_return_mean:.2f} ± {result.eval_return_std:.2f} over "
             f"{len(result.eval_returns)} episodes (best {result.best_eval_return_mean:.2f})"
@@ -37,8 +39,8 @@ def show_result(result: TrainResult) -> None:
     print(f"run directory: {run}")
     print("next:")
     if result.status == "interrupted":
-        print(f"  rl-training resume --checkpoint {run}")
-    print(f"  rl-training eval --checkpoint {run}")
+        print(f"  {command_line('resume', '--checkpoint', result.run_dir)}")
+    print(f"  {command_line('eval', '--checkpoint', result.run_dir)}")
     print(f"  tensorboard --logdir {run}")
 
 

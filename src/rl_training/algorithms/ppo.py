@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from rl_training.algorithms.base import Acting, Algorithm, UpdateResult
 from rl_training.algorithms.checks import check_actor_critic
 from rl_training.algorithms.functional.distributions import ActionDistribution, distribution
-from rl_training.algorithms.functional.gae import gae
-from rl_training.algorithms.functional.surrogate import Samples, ppo_losses
+from rl_training.algorithms.functional.gae import explained_variance, gae
+from rl_training.algorithms.functional.surrogate import Samples, normalized, ppo_losses
 from rl_training.algorithms.generators import NumpyGenerator, TorchGenerator
 from rl_training.algorithms.optimization import Optimizer
 from rl_training.data.types import EnvSpec, Moment, PolicyState, Rollout
@@ -81,12 +81,8 @@ class PPO(Algorithm):
         )
         self.actions = TorchGenerator(seed, self.device)
         self.shuffling = NumpyGenerator(seed)
-        self.parts = {
-            "model": self.model,
-            "optimizer": self.optimizer,
-            "actions": self.actions,
-            "shuffling": self.shuffling,
-        }
+        self.parts = {"model": self.model, "optimizer": self.optimizer}
+        self.parts |= {"actions": self.actions, "shuffling": self.shuffling}
 
     def policy(self, obs: Tensor) -> ActionDistribution:
         """The distribution of actions."""
@@ -119,46 +115,43 @@ class PPO(Algorithm):
 
     def update(self, rollout: Rollout, moment: Moment) -> UpdateResult:
         """All epochs over one rollout; a target KL may end them early."""
+        samples, scheduled = self._samples(rollout), self.schedules(moment)
         self.set_training(self.model, True)
-        samples = self._samples(rollout)
-        scheduled = self.schedules(moment)
-        steps: list[dict[str, Tensor]] = []
+        target_kl, seen, steps = self.hyper.target_kl, [], 0
         for rows in self._minibatches(len(samples.obs)):
-            loss, metrics = self._loss(
-                Samples(*(x[rows] for x in samples)), scheduled["clip_range"]
-            )
-            if self._moved_too_far(metrics["approx_kl"]):
+            minibatch = Samples(*(x[rows] for x in samples))
+            loss, metrics = self._loss(minibatch, scheduled["clip_range"])
+            seen.append(metrics)
+            # Reading the estimate waits for the device, so it is read only where it decides.
+            if target_kl is not None and float(metrics["approx_kl"]) > KL_MARGIN * target_kl:
                 break
             self.optimizer.step(loss, scheduled["learning_rate"])
-            steps.append(metrics)
-        means = {name: torch.stack([m[name] for m in steps]).mean() for name in metrics}
-        variance = (samples.returns - samples.value).var() / samples.returns.var().clamp(min=1e-8)
-        return UpdateResult(means | {"explained_variance": 1 - variance}, len(steps))
+            steps += 1
+        means = {name: torch.stack([m[name] for m in seen]).mean() for name in metrics}
+        explained = explained_variance(samples.value, samples.returns)
+        return UpdateResult(means | {"explained_variance": explained}, steps)
 
     @torch.no_grad()
     def _samples(self, rollout: Rollout) -> Samples:
         """The valid rows with the old policy's view of them, values and advantages."""
+        self.set_training(self.model, False)  # as when it acted
         hyper, (steps, envs) = self.hyper, rollout.reward.shape
         obs, action = rollout.obs.flatten(0, 1), rollout.action.flatten(0, 1)
         values = self.model.value(torch.cat([obs, rollout.bootstrap_obs]))
         value, bootstrap = values[: steps * envs].view(steps, envs), values[steps * envs :]
         next_value = torch.cat([value[1:], value[-1:]]).flatten()
         next_value[rollout.bootstrap_rows] = bootstrap
-        advantage = gae(
-            rollout.reward,
-            value,
-            next_value.view(steps, envs),
-            hyper.gamma * (~rollout.terminated).float(),
-            hyper.gamma * hyper.gae_lambda * (~rollout.ended).float(),
-        )
+        discount = hyper.gamma * (~rollout.terminated).float()
+        trace = hyper.gamma * hyper.gae_lambda * (~rollout.ended).float()
+        advantage = gae(rollout.reward, value, next_value.view(steps, envs), discount, trace)
         log_prob = self.policy(obs).log_prob(action)
         columns = (value.flatten(), advantage.flatten(), (advantage + value).flatten())
         rows = rollout.valid.flatten().nonzero().squeeze(1)
         return Samples(*(x[rows] for x in (obs, action, log_prob, *columns)))
 
     def _minibatches(self, count: int) -> Iterator[Tensor]:
-        """Shuffled rows in pieces of nearly equal size, none of which is a lonely rest."""
-        pieces = -(-count // self.hyper.batch_size)
+        """Shuffled rows in pieces of nearly equal size; a single row could not be normalised."""
+        pieces = max(1, min(-(-count // self.hyper.batch_size), count // 2))
         for _ in range(self.hyper.epochs):
             shuffled = self.shuffling.numpy.permutation(count)
             for rows in np.array_split(shuffled, pieces):
@@ -166,9 +159,8 @@ class PPO(Algorithm):
 
     def _loss(self, old: Samples, clip_range: float) -> tuple[Tensor, dict[str, Tensor]]:
         hyper = self.hyper
-        if hyper.normalize_advantages and len(old.advantage) > 1:
-            spread = old.advantage.std() + 1e-8
-            old = old._replace(advantage=(old.advantage - old.advantage.mean()) / spread)
+        if hyper.normalize_advantages:
+            old = old._replace(advantage=normalized(old.advantage))
         policy = self.policy(old.obs)
         losses = ppo_losses(
             policy.log_prob(old.action),
@@ -178,16 +170,7 @@ class PPO(Algorithm):
             value_clip_range=hyper.value_clip_range,
         )
         entropy = policy.entropy().mean()
-        loss = losses.policy + hyper.value_coef * losses.value - hyper.entropy_coef * entropy
-        return loss, {
-            "loss": loss.detach(),
-            "policy_loss": losses.policy.detach(),
-            "value_loss": losses.value.detach(),
-            "entropy": entropy.detach(),
-            "approx_kl": losses.approx_kl,
-            "clip_fraction": losses.clip_fraction,
-        }
-
-    def _moved_too_far(self, approx_kl: Tensor) -> bool:
-        target = self.hyper.target_kl
-        return target is not None and float(approx_kl) > KL_MARGIN * target
+        loss = losses.policy_loss + hyper.value_coef * losses.value_loss
+        loss = loss - hyper.entropy_coef * entropy
+        metrics = {"loss": loss, "entropy": entropy, **losses._asdict()}
+        return loss, {name: value.detach() for name, value in metrics.items()}

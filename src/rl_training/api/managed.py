@@ -5,17 +5,20 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
+import gymnasium as gym
+from gymnasium.vector import VectorEnv
 from typing_extensions import Self
 
 from rl_training.data.types import PolicyState
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.errors import ConfigError, SaveError, UsageError
 from rl_training.experiment.checkpointing import write_checkpoint
-from rl_training.experiment.config import TrainConfig, check_hyper_parameters, is_placeholder
+from rl_training.experiment.config import TrainConfig, check_hyper_parameters
+from rl_training.experiment.files import save_error
 from rl_training.experiment.registry import (
     get_spec,
     load_agent,
@@ -23,13 +26,18 @@ from rl_training.experiment.registry import (
     resolve_config,
     train_config,
 )
-from rl_training.runtime.agent import Agent, build_agent
+from rl_training.runtime.agent import Agent, build_agent, resolve_device
 from rl_training.runtime.assembly import Environments
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.compatibility import check_spaces
 from rl_training.runtime.evaluator import Evaluation, Evaluator
-from rl_training.runtime.result import TrainResult
+from rl_training.runtime.lost_objects import refuse_lost_objects
+from rl_training.runtime.result import TrainingInterrupted, TrainResult
+from rl_training.runtime.resuming import report_skipped
+from rl_training.runtime.threads import threads
 from rl_training.runtime.training_run import evaluation_seed
+
+ENVIRONMENT_KEYS = ("env_id", "env_kwargs", "wrappers")
 
 
 class ManagedAlgorithm:
@@ -58,7 +66,8 @@ class ManagedAlgorithm:
             loaded = resolve_config(None, arguments={**source_keys, **keys})
         self.config = loaded.config
         self.run_dir: Path | None = None
-        self._checkpoint: Path | None = None
+        self._checkpoint: Path | None = None  # of the agent
+        self._resume_from: Path | None = None  # a run directory stands for its newest checkpoint
         self._agent: Agent | None = None
 
     @classmethod
@@ -72,23 +81,33 @@ class ManagedAlgorithm:
         path: str | Path,
         env: Any = None,
         *,
+        env_kwargs: Mapping[str, Any] | None = None,
+        wrappers: Sequence[Any] | None = None,
         network: Callable[..., Any] | None = None,
+        device: str | None = None,
         best: bool = False,
     ) -> Self:
         """From a run directory or checkpoint.
 
-        An environment or network that was given as an object no import path leads to is passed
-        again; a policy predicts without its environment.
+        An environment, arguments of it, wrappers or a network that were given as objects no import
+        path leads to are passed again; `env_kwargs` need hold only those. A policy predicts without
+        its environment, and on the CPU if its device is missing and no `device` is given.
         """
         checkpoint, config = open_checkpoint(path, best=best, algo=cls.algo_name)
-        if env is not None:
-            config = config.with_changes(env_id=env)
+        report_skipped(checkpoint)
+        given = {"env_id": env, "wrappers": wrappers, "device": device}
+        changes = {key: value for key, value in given.items() if value is not None}
+        if env_kwargs is not None:
+            changes["env_kwargs"] = {**config.env_kwargs, **env_kwargs}
         if network is not None:
-            config = config.with_changes(algo_kwargs={**config.algo_kwargs, "network": network})
-        managed = cls(config)
+            changes["algo_kwargs"] = {**config.algo_kwargs, "network": network}
+        managed = cls(config.with_changes(**changes))
+        if device is not None:
+            resolve_device(device)
         managed._agent = load_agent(checkpoint, managed.config)
         managed._checkpoint = checkpoint.path
-        if env is not None:
+        managed._resume_from = checkpoint.path if best else Path(path)
+        if changes.keys() & set(ENVIRONMENT_KEYS):
             managed._check_env()
         return managed
 
@@ -108,28 +127,32 @@ class ManagedAlgorithm:
         `total_timesteps` sets a new absolute budget, which is an extension: schedules are
         functions of the budget, so the result is not that of an uninterrupted run.
         """
-        if self._checkpoint is None:
+        if self._resume_from is None:
             raise UsageError("nothing to resume: call learn(), or load() a run, first")
+        config = self.config
         if total_timesteps is not None:
-            self.config = self.config.with_changes(total_timesteps=total_timesteps)
-        return self._train(self.config, callbacks, progress, resume=self._checkpoint)
+            config = config.with_changes(total_timesteps=total_timesteps)
+        return self._train(config, callbacks, progress, resume=self._resume_from)
 
     def evaluate(self, episodes: int = 100, *, seed: int | None = None) -> Evaluation:
         """Play episodes with the policy as it is, acting greedily.
 
         Without a seed the episodes are those of the run's own final evaluation.
         """
-        agent = self._current_agent()
-        evaluator = Evaluator(self._environments().single, agent.adapter)
-        try:
-            return evaluator.evaluate(
-                agent.greedy,
-                agent.algorithm.initial_state,
-                episodes=episodes,
-                seed=evaluation_seed(self.config.seed) if seed is None else seed,
-            )
-        finally:
-            evaluator.close()
+        if not isinstance(episodes, int) or episodes < 1:
+            raise UsageError(f"episodes: expected a whole number from 1 on, found {episodes!r}")
+        with threads(self.config):
+            agent = self._current_agent()
+            evaluator = Evaluator(self._environments().single, agent.adapter)
+            try:
+                return evaluator.evaluate(
+                    agent.greedy,
+                    agent.algorithm.initial_state,
+                    episodes=episodes,
+                    seed=evaluation_seed(self.config.seed) if seed is None else seed,
+                )
+            finally:
+                evaluator.close()
 
     def predict(
         self,
@@ -139,6 +162,8 @@ class ManagedAlgorithm:
         deterministic: bool = True,
     ) -> tuple[Any, PolicyState]:
         """Action and new policy state for one observation, or for a batch of them."""
+        if getattr(obs, "shape", ())[:1] == (0,):
+            raise UsageError("observation: expected at least one row in a batch, found none")
         return self._current_agent().predict(obs, state, episode_start, deterministic)
 
     def save(self, path: str | Path) -> Path:
@@ -150,14 +175,17 @@ class ManagedAlgorithm:
         target = Path(path)
         if target.exists():
             raise SaveError(f"{target} exists already; save never overwrites, choose another path")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".saving-") as folder:
-            if self._checkpoint is not None:
-                source = Path(folder) / self._checkpoint.name
-                shutil.copytree(self._checkpoint, source)
-            else:
-                source = self._write_policy(Path(folder))
-            source.rename(target)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=".saving-") as folder:
+                if self._checkpoint is not None:
+                    source = Path(folder) / self._checkpoint.name
+                    shutil.copytree(self._checkpoint, source)
+                else:
+                    source = self._write_policy(Path(folder))
+                source.rename(target)
+        except OSError as error:
+            raise save_error(target, error) from error
         return target
 
     def _train(
@@ -168,20 +196,24 @@ class ManagedAlgorithm:
         resume: Path | None,
     ) -> TrainResult:
         self._environments()
-        with _console(callbacks, progress) as watched:
-            result = train_config(config, callbacks=watched, resume=resume)
-        self.run_dir = result.run_dir
-        checkpoint, _ = open_checkpoint(result.run_dir)
-        self._checkpoint = checkpoint.path
-        self._agent = load_agent(checkpoint, config)
+        try:
+            with _console(callbacks, progress) as watched:
+                result = train_config(config, callbacks=watched, resume=resume)
+        except TrainingInterrupted as interrupt:
+            self._take_over(config, interrupt.result.run_dir)
+            raise
+        self._take_over(config, result.run_dir)
         return result
 
+    def _take_over(self, config: TrainConfig, run_dir: Path) -> None:
+        """Stand where a run has left off."""
+        checkpoint, _ = open_checkpoint(run_dir)
+        self.config, self.run_dir = config, run_dir
+        self._checkpoint, self._resume_from = checkpoint.path, run_dir
+        self._agent = load_agent(checkpoint, config)
+
     def _environments(self) -> Environments:
-        if is_placeholder(self.config.env_id):
-            raise ConfigError(
-                f"env_id: this run's environment was passed as an object ({self.config.env_id}); "
-                "pass it again: load(path, env=...)"
-            )
+        refuse_lost_objects(self.config, *ENVIRONMENT_KEYS)
         return Environments(self.config)
 
     def _current_agent(self) -> Agent:
@@ -193,17 +225,14 @@ class ManagedAlgorithm:
 
     def _adapter(self) -> SpaceAdapter:
         environments = self._environments()
-        env = environments.single()
-        try:
-            check_spaces(
-                get_spec(self.algo_name),
-                environments.name,
-                env.observation_space,
-                env.action_space,
-            )
-            return SpaceAdapter(environments.name, env.observation_space, env.action_space)
-        finally:
-            env.close()
+        with ExitStack() as stack:
+            env = environments.source
+            if not environments.prebuilt:
+                env = environments.single()
+                stack.callback(env.close)
+            spaces = _spaces(env)
+        check_spaces(get_spec(self.algo_name), environments.name, *spaces)
+        return SpaceAdapter(environments.name, *spaces)
 
     def _check_env(self) -> None:
         """Refuse an environment whose spaces are not the loaded agent's."""
@@ -223,6 +252,12 @@ class ManagedAlgorithm:
         return write_checkpoint(folder, kind="best", env_steps=0, parts=agent.parts(), info=info)
 
 
+def _spaces(env: Any) -> tuple[gym.Space[Any], gym.Space[Any]]:
+    if isinstance(env, VectorEnv):
+        return env.single_observation_space, env.single_action_space
+    return env.observation_space, env.action_space
+
+
 @contextmanager
 def _console(callbacks: Sequence[Callback], progress: bool) -> Iterator[Sequence[Callback]]:
     """The callbacks, with a progress bar among them if wanted, which is closed in any case."""
@@ -238,12 +273,12 @@ def _console(callbacks: Sequence[Callback], progress: bool) -> Iterator[Sequence
         console.close()
 
 
-def load_any(path: str | Path, *, best: bool = False) -> ManagedAlgorithm:
+def load_any(path: str | Path, *, device: str | None = None) -> ManagedAlgorithm:
     """The managed object of whatever algorithm a checkpoint was trained with."""
-    checkpoint, _ = open_checkpoint(path, best=best)
+    checkpoint, _ = open_checkpoint(path)
     name = checkpoint.info["algo"]
 
     class Loaded(ManagedAlgorithm):
         algo_name = name
 
-    return Loaded.load(checkpoint.path)
+    return Loaded.load(checkpoint.path, device=device)

@@ -90,10 +90,7 @@ class OneHotCodec:
         """A row of zeros and a one per choice."""
         choice = np.asarray(obs, dtype=np.int64) - self.start
         if ((choice < 0) | (choice >= self.size)).any():  # a negative index would be taken
-            raise EnvError(
-                f"observation: expected whole numbers from {self.start} to "
-                f"{self.start + self.size - 1}, found {str(obs)[:80]}"
-            )
+            raise EnvError(self._no_choice(obs))
         rows = np.zeros((len(choice), self.size), np.float32)
         rows[np.arange(len(choice)), choice] = 1.0
         return rows
@@ -108,11 +105,12 @@ class OneHotCodec:
         whole = numbers == np.floor(numbers)
         inside = (numbers >= self.start) & (numbers < self.start + self.size)
         if not (whole & inside).all():
-            raise UsageError(
-                f"observation: expected whole numbers from {self.start} to "
-                f"{self.start + self.size - 1}, found {str(obs)[:80]}"
-            )
+            raise UsageError(self._no_choice(obs))
         return _is_batch(numbers, ())
+
+    def _no_choice(self, obs: Any) -> str:
+        last = self.start + self.size - 1
+        return f"observation: expected integers from {self.start} to {last}, found {str(obs)[:80]}"
 
 
 class DictCodec:

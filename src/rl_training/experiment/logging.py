@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ from typing import Any
 from rl_training.errors import RunError
 from rl_training.experiment.files import jsonable, save_error, with_retries, write_all
 
+logger = logging.getLogger("rl_training")
+
 METRICS_NAME = "metrics.jsonl"
 _TAIL_BYTES = 1 << 16
 
@@ -23,8 +26,8 @@ class MetricsLog:
     """Appends rows of metrics to a run's files; a row is on its way to disk when `write` returns.
 
     With `resume_from`, a `state_dict` out of a checkpoint, rows written after that checkpoint are
-    cut off, so that a resumed run has each row once. `missing_bytes` is how much of the file that
-    the checkpoint knew is gone; it is 0 unless somebody edited or removed it.
+    cut off, so that a resumed run has each row once. That is done at the first use: a resume that
+    fails before it leaves the file as it was.
     """
 
     def __init__(
@@ -42,11 +45,10 @@ class MetricsLog:
         self._events = _EventFile(run_dir, purge_step) if tensorboard else None
         try:
             self._rows = _AppendedFile(self._path)
-            if resume_from is not None:
-                self._rows.cut(int(state["offset"]))
         except OSError as error:
             raise save_error(self._path, error) from error
-        self.missing_bytes = int(state.get("offset", self._rows.offset)) - self._rows.offset
+        self._resumed = resume_from is not None
+        self._known: int | None = int(state.get("offset", self._rows.offset))
 
     def __enter__(self) -> MetricsLog:
         return self
@@ -69,6 +71,7 @@ class MetricsLog:
         row = {"global_step": global_step, "wall_time_s": round(self.wall_time_s, 3), **values}
         line = (json.dumps(jsonable(row), allow_nan=False) + "\n").encode()
         try:
+            self._begin()
             self._rows.append(line)
             if self._events is not None:
                 self._events.write(global_step, values)
@@ -79,6 +82,7 @@ class MetricsLog:
     def state_dict(self) -> dict[str, Any]:
         """Where the log stands, for a checkpoint; the rows so far are durable when it returns."""
         try:
+            self._begin()
             self._rows.fsync()
         except OSError as error:
             raise save_error(self._path, error) from error
@@ -93,6 +97,16 @@ class MetricsLog:
         self._rows.close()
         if self._events is not None:
             self._events.close()
+
+    def _begin(self) -> None:
+        """Cut the file, once, to the whole lines of what is known of it."""
+        if self._known is None:
+            return
+        self._rows.cut(self._known)
+        missing = self._known - self._rows.offset
+        if self._resumed and missing:
+            logger.warning("%s: %d bytes of earlier rows are gone", self._path, missing)
+        self._known = None
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -131,13 +145,12 @@ def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 class _AppendedFile:
-    """A file that only grows by whole records; opening it drops an unfinished last line."""
+    """A file that only grows by whole records."""
 
     def __init__(self, path: Path) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o666)
-        self.offset = 0
-        self.cut(os.fstat(self._descriptor).st_size)
+        self.offset = os.fstat(self._descriptor).st_size
 
     def cut(self, offset: int) -> None:
         """Shorten the file to the last line that ends at or before `offset`."""

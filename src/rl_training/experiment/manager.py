@@ -18,7 +18,7 @@ from typing import Any
 
 from rl_training.errors import CheckpointError, ConfigError, UsageError
 from rl_training.experiment.checkpointing import find_checkpoint
-from rl_training.experiment.config import TrainConfig, is_placeholder
+from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.config_loading import dump_yaml
 from rl_training.experiment.experiment_result import (
     ExperimentInterrupted,
@@ -29,6 +29,7 @@ from rl_training.experiment.files import save_error, write_atomic, write_json
 from rl_training.experiment.registry import resolve_config
 from rl_training.experiment.runs import RunLock, is_locked, slug
 from rl_training.runtime.interrupts import Interrupts
+from rl_training.runtime.lost_objects import lost_objects
 
 __all__ = [
     "ExperimentInterrupted",
@@ -243,15 +244,11 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def _refuse_objects(plain: dict[str, Any]) -> None:
-    for key, value in (
-        ("env_id", plain["env_id"]),
-        ("network", plain["algo_kwargs"].get("network")),
-    ):
-        if is_placeholder(value):
-            raise ConfigError(
-                f"{key}: seeds run in processes of their own, which cannot receive {value}; give "
-                "an importable package.module:name"
-            )
+    for key, value in lost_objects(plain):
+        raise ConfigError(
+            f"{key}: seeds run in processes of their own, which cannot receive {value}; give an "
+            "importable package.module:name"
+        )
 
 
 def _read_summary(run_dir: Path) -> dict[str, Any]:

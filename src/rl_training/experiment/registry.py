@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,21 @@ from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint
 from rl_training.experiment.config import HyperParameters, TrainConfig, check_hyper_parameters
 from rl_training.experiment.config_loading import LoadedConfig, load_config
-from rl_training.runtime.agent import ACTING_PARTS, Agent, build_agent, saved_adapter
+from rl_training.runtime.agent import (
+    ACTING_PARTS,
+    Agent,
+    build_agent,
+    resolve_device,
+    saved_adapter,
+)
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.result import TrainResult
+from rl_training.runtime.resuming import home_of, located
 from rl_training.runtime.spec import AlgorithmSpec, all_specs
+from rl_training.runtime.threads import threads
 from rl_training.runtime.train import train
+
+logger = logging.getLogger("rl_training")
 
 
 def get_spec(name: str) -> AlgorithmSpec:
@@ -62,23 +73,48 @@ def open_checkpoint(
 ) -> tuple[Checkpoint, TrainConfig]:
     """A checkpoint and its configuration; `algo` refuses any other algorithm's.
 
-    Acting needs only small parts, so only those are verified; None verifies the replay too.
+    Acting needs only small parts, so only those are verified; None verifies the replay too. The
+    budget is the one the run directory plans, which may be an extension since the checkpoint.
     """
-    checkpoint = find_checkpoint(Path(path), best=best, parts=parts)
+    checkpoint = located(find_checkpoint(Path(path), best=best, parts=parts))
     found = checkpoint.info["algo"]
     if algo is not None and found != algo:
         raise CheckpointError(
             f"{checkpoint.path} was trained with {found}, not {algo}; load it with the class or "
             f"command for {found}"
         )
-    return checkpoint, resolve_config(checkpoint.info["config"]).config
+    config = resolve_config(checkpoint.info["config"]).config
+    total = _planned_total(checkpoint)
+    if total is not None and total >= checkpoint.env_steps:
+        config = config.with_changes(total_timesteps=total)
+    return checkpoint, config
 
 
 def load_agent(checkpoint: Checkpoint, config: TrainConfig) -> Agent:
-    """The agent a checkpoint holds, built for the spaces it was saved with."""
+    """The agent a checkpoint holds, built for the spaces it was saved with.
+
+    It acts on the CPU where the device of its training is missing.
+    """
     spec = get_spec(config.algo)
     hyper = check_hyper_parameters(spec.hyper, config.algo_kwargs)
-    agent = build_agent(spec, config, hyper, saved_adapter(checkpoint))
-    agent.restore(checkpoint)
+    try:
+        resolve_device(config.device)
+    except ConfigError as error:
+        logger.warning("%s; the agent acts on the CPU", error)
+        config = config.with_changes(device="cpu")
+    with threads(config):
+        agent = build_agent(spec, config, hyper, saved_adapter(checkpoint))
+        agent.restore(checkpoint)
     agent.set_progress(checkpoint.env_steps, config.total_timesteps)
     return agent
+
+
+def _planned_total(checkpoint: Checkpoint) -> int | None:
+    home = home_of(checkpoint)
+    if home is None:
+        return None
+    try:
+        return resolve_config(home / "config.yaml").config.total_timesteps
+    except ConfigError as error:
+        logger.warning("the configuration of the checkpoint is used: %s", error)
+        return None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 _GIT_TIMEOUT_S = 2.0
@@ -39,9 +41,30 @@ def collect_metadata(
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu_count": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        **_git_state(),
+        **_git_state(Path.cwd()),
+        **_package_git_state(),
         **extra,
     }
+
+
+def with_session(
+    path: Path, session: Mapping[str, Any], resumed_from: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The metadata of a run that a session begins or goes on with, given its file's path.
+
+    How the run began stays; `sessions` and `resumed_from` get an entry each.
+    """
+    try:
+        earlier = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        earlier = {}
+    if not isinstance(earlier, dict):
+        earlier = {}
+    metadata = {**session, **earlier}
+    metadata["sessions"] = [*earlier.get("sessions", []), dict(session)]
+    if resumed_from is not None:
+        metadata["resumed_from"] = [*earlier.get("resumed_from", []), dict(resumed_from)]
+    return metadata
 
 
 def _package_versions() -> dict[str, str]:
@@ -54,20 +77,31 @@ def _package_versions() -> dict[str, str]:
     return versions
 
 
-def _git_state() -> dict[str, Any]:
-    """Commit and dirty flag of the current directory's checkout; empty if there is none."""
+def _git_state(folder: Path) -> dict[str, Any]:
+    """Commit and dirty flag of the checkout a folder lies in; empty if there is none."""
     try:
-        commit = _git("rev-parse", "HEAD")
-        return {"git_commit": commit, "git_dirty": bool(_git("status", "--porcelain"))}
+        commit = _git(folder, "rev-parse", "HEAD")
+        return {"git_commit": commit, "git_dirty": bool(_git(folder, "status", "--porcelain"))}
     except (OSError, subprocess.SubprocessError):
         return {}
 
 
-def _git(*arguments: str) -> str:
+def _package_git_state() -> dict[str, Any]:
+    """The same of this package's own source, unless it is installed as a copy."""
+    here = Path(__file__).resolve()
+    try:
+        # An environment inside somebody's checkout is not part of that checkout.
+        _git(here.parent, "ls-files", "--error-unmatch", here.name)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return {f"package_{key}": value for key, value in _git_state(here.parent).items()}
+
+
+def _git(folder: Path, *arguments: str) -> str:
     # No index refresh and no fsmonitor: asking must change nothing and run nothing.
-    command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", *arguments]
+    options = ["--no-optional-locks", "-c", "core.fsmonitor=false", "-C", str(folder)]
     done = subprocess.run(
-        command,
+        ["git", *options, *arguments],
         capture_output=True,
         check=True,
         text=True,

@@ -29,6 +29,7 @@ __all__ = [
     "default_run_name",
     "is_locked",
     "list_runs",
+    "remove_summary",
     "slug",
 ]
 
@@ -88,6 +89,16 @@ def _first_free(output_dir: Path, name: str) -> Path:
             continue
         return directory
     raise RunError(f"{output_dir} holds {_MAX_ATTEMPTS} runs named {name}: choose another name")
+
+
+def remove_summary(run_dir: Path) -> None:
+    """Take away what an earlier session said of the end of a run that goes on."""
+    path = run_dir / SUMMARY_NAME
+    try:
+        path.unlink(missing_ok=True)
+        fsync_directory(run_dir)
+    except OSError as error:
+        raise save_error(path, error) from error
 
 
 class RunLock:
@@ -179,7 +190,7 @@ class RunInfo:
     """One line in a list of runs.
 
     `status` is running (locked by a living process), finished, interrupted (stopped and saved),
-    unfinished (no summary: it was killed) or unreadable.
+    failed (by an error), unfinished (no summary: it was killed) or unreadable.
     """
 
     path: Path
@@ -235,7 +246,8 @@ def _status(path: Path, summary: dict[str, Any]) -> str:
         return "running"
     if not summary:
         return "unfinished"
-    return "interrupted" if summary.get("status") == "interrupted" else "finished"
+    status = summary.get("status")
+    return status if status in ("interrupted", "failed") else "finished"
 
 
 def _read_object(path: Path) -> dict[str, Any]:

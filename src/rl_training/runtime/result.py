@@ -1,14 +1,20 @@
-"""What a finished, or interrupted, run gives back."""
+"""What a finished, or interrupted, run gives back, and the command that goes on with it."""
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """The outcome of a run; `eval_*` describe the final policy over `eval_returns`."""
+    """The outcome of a run; `eval_*` describe the final policy over `eval_returns`.
+
+    They are None and empty if the final policy was not evaluated, whatever came before.
+    """
 
     algo: str
     env_id: str
@@ -45,3 +51,14 @@ class TrainingInterrupted(KeyboardInterrupt):
         super().__init__(f"interrupted by signal {signal_number} at step {result.global_step}")
         self.result = result
         self.signal_number = signal_number
+
+
+def command_line(*words: object) -> str:
+    """A command of this package as it can be typed here: by the script's path if need be."""
+    if shutil.which("rl-training"):
+        program = ["rl-training"]
+    elif Path(sys.argv[0]).name == "rl-training":
+        program = [sys.argv[0]]
+    else:
+        program = [sys.executable, "-m", "rl_training"]
+    return shlex.join([*program, *map(str, words)])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rl_training.errors import CheckpointError, ConfigError
-from rl_training.experiment.checkpointing import Checkpoint
+from rl_training.errors import CheckpointError, ConfigError, UsageError
+from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint
 from rl_training.experiment.config import TrainConfig, is_placeholder
+
+logger = logging.getLogger("rl_training")
 
 # Keys that say how a run is watched, kept and ended, not what it computes.
 FREE_KEYS = frozenset(
@@ -25,6 +28,20 @@ FREE_KEYS = frozenset(
         "threads",
     }
 )
+
+
+def checkpoint_to_resume(path: str | Path, config: TrainConfig) -> Checkpoint:
+    """The newest whole checkpoint at `path`, if `config` continues its run."""
+    checkpoint = located(find_checkpoint(Path(path)))
+    report_skipped(checkpoint)
+    check_same_run(checkpoint, config)
+    return checkpoint
+
+
+def report_skipped(checkpoint: Checkpoint) -> None:
+    """Log the newer checkpoints that were passed over."""
+    for reason in checkpoint.skipped:
+        logger.warning("passed over a damaged checkpoint: %s", reason)
 
 
 def check_same_run(checkpoint: Checkpoint, config: TrainConfig) -> None:
@@ -47,35 +64,43 @@ def check_same_run(checkpoint: Checkpoint, config: TrainConfig) -> None:
             "a resumed run keeps the configuration it was started with; these keys differ:\n  "
             + "\n  ".join(differing)
         )
+    total, done = config.total_timesteps, checkpoint.env_steps
+    # Environments that step together may end a run a few transitions past its own budget.
+    if total < done and total != saved["total_timesteps"]:
+        raise UsageError(
+            f"total_timesteps: expected at least the {done} steps that are done already, found "
+            f"{total}; it is the budget of the whole run, not what to add to it"
+        )
+
+
+def located(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint by a path that shows where it lies, also if it was given from inside."""
+    if checkpoint.path.parent.name == "checkpoints":
+        return checkpoint
+    return replace(checkpoint, path=checkpoint.path.resolve())
 
 
 def home_of(checkpoint: Checkpoint) -> Path | None:
-    """The run directory a checkpoint lies in; None if it was copied out of one."""
+    """The run directory a `located` checkpoint lies in; None if it was copied out of one."""
     home = checkpoint.path.parent.parent
     inside = checkpoint.path.parent.name == "checkpoints" and (home / "config.yaml").exists()
     return home if inside else None
 
 
-def resume_history(
-    metadata_path: Path, checkpoint: Checkpoint, config: TrainConfig
-) -> list[dict[str, Any]]:
-    """Every resume of the run so far, this one included."""
-    try:
-        earlier = json.loads(metadata_path.read_text()).get("resumed_from", [])
-    except (OSError, ValueError):
-        earlier = []
+def resume_entry(checkpoint: Checkpoint, config: TrainConfig) -> dict[str, Any]:
+    """What metadata.json says about a resume."""
     planned = checkpoint.info["config"]["total_timesteps"]
     entry = {"checkpoint": checkpoint.path.name, "exact": checkpoint.info["exact"]}
     if planned != config.total_timesteps:
         # Schedules depend on the planned total: an extension is not an exact continuation.
         entry |= {"exact": False, "extended": {"from": planned, "to": config.total_timesteps}}
-    return [*earlier, entry]
+    return entry
 
 
-def _flat(plain: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(plain: dict[str, Any] | list[Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
-    for key, value in plain.items():
-        if isinstance(value, dict):
+    for key, value in plain.items() if isinstance(plain, dict) else enumerate(plain):
+        if isinstance(value, dict | list):
             flat |= _flat(value, f"{prefix}{key}.")
         else:
             flat[f"{prefix}{key}"] = value

@@ -25,3 +25,10 @@ def gae(
         running = torch.addcmul(delta[t], trace[t], running)
         advantage[t] = running
     return advantage
+
+
+def explained_variance(value: Tensor, returns: Tensor) -> Tensor:
+    """The share of the variance of returns [B] that the values account for; 1 at best."""
+    expect_shapes("B, B", value, returns)
+    rest, total = (returns - value).var(correction=0), returns.var(correction=0)
+    return 1 - rest / total.clamp(min=1e-8)

@@ -25,10 +25,17 @@ class Samples(NamedTuple):
 class Losses(NamedTuple):
     """The parts of the objective, and how far the policy has moved."""
 
-    policy: Tensor
-    value: Tensor
+    policy_loss: Tensor
+    value_loss: Tensor
     approx_kl: Tensor
     clip_fraction: Tensor
+
+
+def normalized(advantage: Tensor) -> Tensor:
+    """Advantages [B] to mean 0 and standard deviation 1; a single one stays as it is."""
+    if len(advantage) == 1:
+        return advantage
+    return (advantage - advantage.mean()) / (advantage.std() + 1e-8)
 
 
 def ppo_losses(

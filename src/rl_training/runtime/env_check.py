@@ -1,0 +1,292 @@
+"""Checks of an environment by a short random play: what is wrong with it, and what to expect of it.
+
+An error is what stops training or makes it learn something wrong, a warning what is worth mending,
+a note what is good to know. The global random generators are left as they were.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.utils.env_checker import check_env
+
+from rl_training.data.memory import available_memory, format_bytes
+from rl_training.envs import replay_probe as probe
+from rl_training.envs.factory import NOTHING, Env, Wrapper, make_env, make_vector_env
+from rl_training.envs.snapshots import ResumeLevel, resume_level
+from rl_training.envs.spaces import SpaceAdapter
+from rl_training.errors import IncompatibleEnv
+from rl_training.experiment.config import DEFAULT_BUFFER_SIZE
+from rl_training.runtime.compatibility import check_spaces
+from rl_training.runtime.env_play import (
+    SEED,
+    Finding,
+    Mark,
+    Play,
+    findings_of,
+    random_actions,
+    random_play,
+)
+from rl_training.runtime.spec import all_specs
+
+PLANNED_STEPS = (50_000, 100_000)
+_TRANSLATED = {
+    "super().reset(seed=seed)": "np_random is not seeded: start reset by super().reset(seed=seed)",
+    "default seed argument": "the default seed of reset must be None, or all episodes are the same",
+    "`return_info`": "reset has an argument return_info, which Gymnasium has dropped",
+    "`seed` function": "the method seed is never called: reset(seed=...) has taken its place",
+    "infos returned by": "info dicts of different calls share an object: return new ones",
+}
+_COVERED = ("not equivalent", "non-deterministic", "observations returned by", "not within")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmFit:
+    """Whether an algorithm takes an environment, and what training would need.
+
+    `replay_bytes` is for the default buffer size, None without replay. `env_seconds` is the time
+    the environment alone takes for so many steps; empty if its speed is not known.
+    """
+
+    name: str
+    refusal: str = ""
+    replay_bytes: int | None = None
+    env_seconds: dict[int, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvCheck:
+    """The findings about an environment, the verdict last, and the numbers behind them."""
+
+    findings: list[Finding]
+    play: Play
+    fits: list[AlgorithmFit]
+    resume: ResumeLevel | None
+
+    @property
+    def passed(self) -> bool:
+        """Whether there was no error."""
+        return all(finding.mark != "error" for finding in self.findings)
+
+
+def check_environment(
+    source: str | Callable[..., Env],
+    *,
+    env_kwargs: Mapping[str, Any] = NOTHING,
+    wrappers: Sequence[Wrapper] = (),
+    seconds: float = 3.0,
+) -> EnvCheck:
+    """Every check; about half of `seconds` goes to the play, as far as the environment allows.
+
+    What cannot be built raises the error of `make_env`; all else is a finding.
+    """
+    make = partial(make_env, source, env_kwargs=env_kwargs, wrappers=wrappers)
+    make_vector = partial(
+        make_vector_env, source, num_envs=1, env_kwargs=env_kwargs, wrappers=wrappers
+    )
+    with probe.undisturbed(), ExitStack() as opened:
+
+        def build() -> Env:
+            env = make()
+            opened.callback(_close, env)
+            return env
+
+        env = build()
+        play = random_play(env, seconds=seconds / 2)
+        findings = [*findings_of(play), *check_ends(play, _time_limit(env))]
+        resume, fits = None, []
+        if not play.broken:
+            number = min(200, max(2, int(play.steps_per_second * seconds / 16)))
+            findings += check_seeds(build, env, number)
+            if all(finding.mark != "error" for finding in findings):
+                findings += gymnasium_findings(env)
+            resume = resume_level(make_vector, seed=SEED)
+            fits = algorithm_fits(
+                env.observation_space, env.action_space, steps_per_second=play.steps_per_second
+            )
+            findings += [resume_finding(resume), speed_finding(play), *fit_findings(fits)]
+    findings.append(verdict(findings))
+    return EnvCheck(findings=findings, play=play, fits=fits, resume=resume)
+
+
+def check_ends(play: Play, time_limit: int | None = None) -> list[Finding]:
+    """Termination against truncation."""
+    episodes = play.episodes
+    if play.broken:
+        return []
+    if not episodes:
+        text = f"no episode ended in {play.steps:,} steps"
+        if time_limit is not None and time_limit > play.steps:
+            return [Finding("note", "ends", f"{text}; the time limit is {time_limit:,}")]
+        advice = "a time limit (max_episode_steps, or the wrapper TimeLimit) gives training resets"
+        return [Finding("warning", "ends", f"{text}; {advice}")]
+    lengths = [episode.length for episode in episodes]
+    terminated = sum(episode.terminated for episode in episodes)
+    truncated = sum(episode.truncated for episode in episodes)
+    text = (
+        f"{len(episodes)} episodes of {min(lengths)} to {max(lengths)} steps: {terminated} "
+        f"terminated, {truncated} truncated"
+    )
+    findings = [Finding("ok", "ends", text)]
+    if both := terminated + truncated - len(episodes):
+        text = f"{both} ended with both flags at once; they count as terminated"
+        findings.append(Finding("note", "ends", text))
+    if len(episodes) > 2 and not truncated and len(set(lengths)) == 1 and lengths[0] > 1:
+        text = (
+            f"all {len(episodes)} episodes terminated after exactly {lengths[0]} steps: this is "
+            "probably a time limit, which should truncate; a termination tells the agent that "
+            "nothing of value can follow"
+        )
+        findings.append(Finding("warning", "ends", text))
+    return findings
+
+
+def check_seeds(build: Callable[[], Env], used: Env, number: int) -> list[Finding]:
+    """Whether a seed fixes what follows, in a new environment and in a used one."""
+    try:
+        return _compare_seeds(build, used, list(islice(random_actions(used, SEED), number)))
+    except Exception as error:
+        text = f"could not be checked in more environments: {type(error).__name__}: {error}"
+        return [Finding("warning", "determinism", text)]
+
+
+def _compare_seeds(build: Callable[[], Env], used: Env, actions: list[Any]) -> list[Finding]:
+    generators = probe.global_generators()
+    new = build()
+    played = _record(new, actions, SEED)
+    if not probe.same(played, _record(build(), actions, SEED)):
+        cause = "; draw from self.np_random, which reset(seed=...) seeds"
+        if not probe.same(generators, probe.global_generators()):
+            cause = f": it draws from a global random generator{cause}"
+        text = f"the same seed and actions gave different answers in two environments{cause}"
+        return [Finding("warning", "determinism", text)]
+    found = Finding(
+        "ok", "determinism", f"the same seed and {len(actions)} actions gave the same to the bit"
+    )
+    if not probe.same(played, _record(used, actions, SEED)):
+        text = "after reset with the same seed a used environment answers otherwise than a new one"
+        found = Finding("warning", "determinism", f"{text}: reset leaves something behind")
+    if probe.same(played, _record(new, actions, SEED + 1)):
+        text = "another seed changed nothing: every episode starts and goes alike"
+        return [found, Finding("warning", "seeds", text)]
+    return [found, Finding("ok", "seeds", "another seed gives other episodes")]
+
+
+def _record(env: Env, actions: Sequence[Any], seed: int) -> list[Any]:
+    record = [copy.deepcopy(env.reset(seed=seed)[0])]
+    for action in actions:
+        obs, reward, *flags, _ = env.step(action)
+        # As an array, a reward that is NaN is equal to itself.
+        record.append([copy.deepcopy(obs), np.array(reward), *flags])
+        if any(map(np.any, flags)):
+            record.append(copy.deepcopy(env.reset()[0]))
+    return record
+
+
+def gymnasium_findings(env: Env) -> list[Finding]:
+    """What Gymnasium's own checker objects to and the checks here do not cover."""
+    raised = ""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            check_env(env, skip_render_check=True, skip_close_check=True)
+        except Exception as error:
+            raised = str(error)
+    texts = " ".join([raised, *(str(warning.message) for warning in caught)])
+    found = [words for known, words in _TRANSLATED.items() if known in texts]
+    findings = [Finding("warning", "api", words) for words in found]
+    if raised and not any(known in raised for known in (*_TRANSLATED, *_COVERED)):
+        findings.append(Finding("warning", "api", f"Gymnasium's checker says: {raised}"))
+    return findings
+
+
+def algorithm_fits(
+    observation: spaces.Space[Any], action: spaces.Space[Any], *, steps_per_second: float
+) -> list[AlgorithmFit]:
+    """What every algorithm of the package makes of these spaces."""
+    seconds = {steps: steps / steps_per_second for steps in PLANNED_STEPS if steps_per_second}
+    fits = []
+    for name, spec in all_specs().items():
+        try:
+            check_spaces(spec, "the environment", observation, action)
+        except IncompatibleEnv as error:
+            fits.append(AlgorithmFit(name=name, refusal=str(error), env_seconds=seconds))
+            continue
+        predict = getattr(getattr(spec.buffer, "__self__", None), "predicted_bytes", None)
+        needed = None
+        if predict is not None:
+            env_spec = SpaceAdapter("the environment", observation, action).spec
+            size = getattr(spec.hyper(), "buffer_size", None) or DEFAULT_BUFFER_SIZE
+            needed = int(predict(env_spec, size, 1))
+        fits.append(AlgorithmFit(name=name, replay_bytes=needed, env_seconds=seconds))
+    return fits
+
+
+def fit_findings(fits: Sequence[AlgorithmFit]) -> list[Finding]:
+    """A line per algorithm that takes the environment, and one for the others."""
+    refused = [fit for fit in fits if fit.refusal]
+    if len(refused) == len(fits):
+        return [Finding("error", "algorithms", refused[0].refusal)]
+    available = available_memory()
+    findings = []
+    for fit in fits:
+        if fit.refusal:
+            continue
+        too_large = fit.replay_bytes is not None and fit.replay_bytes > (available or np.inf)
+        text = f"{fit.name}: {_memory(fit)}; the environment's share of the time is {_share(fit)}"
+        findings.append(Finding("warning" if too_large else "ok", "algorithms", text))
+    if refused:
+        names = ", ".join(fit.name for fit in refused)
+        findings.append(Finding("note", "algorithms", f"not for these spaces: {names}"))
+    return findings
+
+
+def verdict(findings: Sequence[Finding]) -> Finding:
+    """What the findings come to."""
+    errors, warned = (sum(f.mark == mark for f in findings) for mark in ("error", "warning"))
+    if errors:
+        return Finding("error", "verdict", f"{errors} to mend before training, {warned} warnings")
+    if warned:
+        return Finding("warning", "verdict", f"can be trained in; {warned} worth a look first")
+    return Finding("ok", "verdict", "ready for training")
+
+
+def resume_finding(resume: ResumeLevel) -> Finding:
+    """How exactly a run can be resumed, and why."""
+    marks: dict[str, Mark] = {"exact": "ok", "boundary": "note", "statistical": "warning"}
+    return Finding(marks[resume.level], "resume", f"{resume.level}: {resume.reason}")
+
+
+def speed_finding(play: Play) -> Finding:
+    """The speed of the environment alone."""
+    reset = float(np.mean(play.reset_seconds))
+    text = f"{play.steps_per_second:,.0f} steps per second, {reset * 1e3:.3g} ms per reset"
+    return Finding("ok", "speed", text)
+
+
+def _memory(fit: AlgorithmFit) -> str:
+    if fit.replay_bytes is None:
+        return "keeps no replay"
+    return f"{format_bytes(fit.replay_bytes)} of replay at the default size"
+
+
+def _share(fit: AlgorithmFit) -> str:
+    return ", ".join(f"{s:.3g} s for {steps:,} steps" for steps, s in fit.env_seconds.items())
+
+
+def _time_limit(env: Env) -> int | None:
+    return None if env.spec is None else env.spec.max_episode_steps
+
+
+def _close(env: Env) -> None:
+    with suppress(Exception):  # its own trouble at the end changes nothing of the findings
+        env.close()
