@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from rl_training.cli_doctor import register
 from rl_training.errors import RLTrainingError, UsageError
 
 app = typer.Typer(
@@ -23,6 +24,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+register(app)
 
 CheckpointOption = Annotated[
     Path, typer.Option("--checkpoint", help="A run directory, or one checkpoint in it.")

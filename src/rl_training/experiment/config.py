@@ -177,7 +177,7 @@ class OnPolicyHyperParameters(HyperParameters):
         128, ge=1, le=1_000_000, description="steps of each environment between two updates"
     )
     batch_size: int = Field(
-        256, ge=1, le=100_000_000, description="transitions in one gradient step"
+        256, ge=2, le=100_000_000, description="transitions in one gradient step"
     )
     epochs: int = Field(4, ge=1, le=1000, description="passes over each rollout")
     gae_lambda: float = Field(0.95, ge=0, le=1, description="trace of the advantage estimate")

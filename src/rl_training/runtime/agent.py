@@ -156,8 +156,12 @@ def resolve_device(name: str) -> torch.device:
     """The device a configuration names; `auto` takes CUDA where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"device: {name} was asked for, and this PyTorch sees no CUDA device")
+    number = int(name.partition(":")[2] or 0)
+    if name.startswith("cuda") and number >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device: {name} was asked for, and PyTorch sees {torch.cuda.device_count()} CUDA "
+            "devices here; give another device, such as cpu"
+        )
     if name == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("device: mps was asked for, and this PyTorch has no MPS device")
     return torch.device(name)

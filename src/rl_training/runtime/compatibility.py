@@ -13,7 +13,7 @@ from rl_training.runtime.spec import AlgorithmSpec, all_specs
 _PLAIN = {
     "vector": "Box vectors, Discrete, flat Dict",
     "discrete": "Discrete",
-    "continuous": "Box",
+    "continuous": "Box of floats",
     "multi_discrete": "MultiDiscrete",
     "multi_binary": "MultiBinary",
 }
