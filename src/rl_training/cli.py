@@ -25,8 +25,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-register(app)
-
 CheckpointOption = Annotated[
     Path, typer.Option("--checkpoint", help="A run directory, or one checkpoint in it.")
 ]
@@ -287,3 +285,6 @@ def _load(checkpoint: Path, best: bool, device: str | None) -> Any:
 
     found, _ = _open(checkpoint, best=best)
     return load_any(found.path, device=device)
+
+
+register(app)
