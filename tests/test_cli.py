@@ -498,14 +498,14 @@ def test_the_device_can_be_chosen_and_a_missing_one_is_replaced_for_acting(
         caplog.clear()
         replaced = invoke(*words, "--checkpoint", forged)
         assert replaced.exit_code == 0, replaced.output
-        assert "sees no CUDA device; the agent acts on the CPU" in caplog.text
+        assert "sees 0 CUDA devices; the agent acts on the CPU" in caplog.text
         assert replaced.stdout == invoke(*words, "--checkpoint", finished).stdout
         caplog.clear()
         assert invoke(*words, "--checkpoint", forged, "--device", "cpu").exit_code == 0
         assert "CUDA" not in caplog.text
         message = failure(invoke(*words, "--checkpoint", finished, "--device", "cuda"), 2)
-        assert "sees no CUDA device" in message
-    assert "no CUDA device" in failure(invoke("resume", "--checkpoint", forged), 2)
+        assert "sees 0 CUDA devices" in message
+    assert "sees 0 CUDA devices" in failure(invoke("resume", "--checkpoint", forged), 2)
     assert "device" in failure(invoke("resume", "--checkpoint", forged, "--device", "gpu"), 2)
     source_config = source.info["config"]
     assert source_config["device"] == "auto"

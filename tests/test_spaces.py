@@ -230,7 +230,7 @@ def test_other_actions_are_refused_by_name(space: spaces.Space[Any], tmp_path: P
     with pytest.raises(IncompatibleEnv) as refusal:
         train(tiny(partial(AnySpaces, VECTOR, space), tmp_path))
     assert f"has {space}." in str(refusal.value)
-    assert "Box, Discrete, MultiBinary, MultiDiscrete actions" in str(refusal.value)
+    assert "Box of floats, Discrete, MultiBinary, MultiDiscrete actions" in str(refusal.value)
 
 
 # Whole runs, checkpoints and predictions.

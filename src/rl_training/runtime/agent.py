@@ -160,7 +160,7 @@ def resolve_device(name: str) -> torch.device:
     if name.startswith("cuda") and number >= torch.cuda.device_count():
         raise ConfigError(
             f"device: {name} was asked for, and PyTorch sees {torch.cuda.device_count()} CUDA "
-            "devices here; give another device, such as cpu"
+            "devices"
         )
     if name == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("device: mps was asked for, and this PyTorch has no MPS device")
