@@ -31,33 +31,10 @@ from rl_training.experiment.runs import list_runs
 from rl_training.runtime.progress import Every, Progress
 from rl_training.runtime.result import TrainingInterrupted
 from rl_training.runtime.training_run import TrainingRun
-from toy_envs import ChainEnv, CountingEnv, NaNEnv, RaisingEnv
-from training import StopAt, tiny_config
+from toy_envs import ChainEnv, CountingEnv, NaNEnv, RaisingEnv, TimedChain
+from training import KeepModel, StopAt, tiny_config
 
 GAMMA = 0.8
-
-
-class TimedChain(ChainEnv):
-    """The chain with the time in sight (one-hot), so that a termination can be foreseen."""
-
-    def __init__(self, limit: int = 4) -> None:
-        super().__init__(limit, "termination")
-        self.observation_space = Box(0.0, 1.0, (limit + 1,), np.float32)
-
-    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(**kwargs)
-        return np.eye(self.limit + 1, dtype=np.float32)[0], {}
-
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        _, *rest = super().step(action)
-        return np.eye(self.limit + 1, dtype=np.float32)[self.t], *rest
-
-
-class KeepModel(Callback):
-    """Holds on to the trained network."""
-
-    def on_end(self, run: TrainingRun, result: Any) -> None:
-        self.model = run.algorithm.networks()["model"]
 
 
 def values_learned(env: Any, num_envs: int, tmp_path: Path) -> Any:

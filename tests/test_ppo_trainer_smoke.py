@@ -13,38 +13,14 @@ import torch
 from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from rl_training import Callback, TrainConfig
+from rl_training import TrainConfig
 from rl_training.experiment.logging import read_metrics
 from rl_training.runtime.ppo_trainer import train_ppo
 from rl_training.runtime.result import TrainingInterrupted
-from rl_training.runtime.training_run import TrainingRun
-from toy_envs import ChainEnv
-from training import StopAt, final_state
+from toy_envs import ChainEnv, TimedChain
+from training import KeepModel, StopAt, final_state
 
 GAMMA = 0.8
-
-
-class TimedChain(ChainEnv):
-    """The chain with the time in sight (one-hot), so that a termination can be foreseen."""
-
-    def __init__(self, limit: int = 4) -> None:
-        super().__init__(limit, "termination")
-        self.observation_space = Box(0.0, 1.0, (limit + 1,), np.float32)
-
-    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(**kwargs)
-        return np.eye(self.limit + 1, dtype=np.float32)[0], {}
-
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        _, *rest = super().step(action)
-        return np.eye(self.limit + 1, dtype=np.float32)[self.t], *rest
-
-
-class KeepModel(Callback):
-    """Holds on to the trained network."""
-
-    def on_end(self, run: TrainingRun, result: Any) -> None:
-        self.model = run.algorithm.networks()["model"]
 
 
 def chain_config(env: Any, num_envs: int, tmp_path: Path) -> TrainConfig:

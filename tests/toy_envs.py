@@ -79,6 +79,22 @@ class ChainEnv(gym.Env[np.ndarray, int]):
         return np.ones(1, np.float32), 1.0, terminated, over and not terminated, {}
 
 
+class TimedChain(ChainEnv):
+    """The chain with the time in sight (one-hot), so that a termination can be foreseen."""
+
+    def __init__(self, limit: int = 4) -> None:
+        super().__init__(limit, "termination")
+        self.observation_space = Box(0.0, 1.0, (limit + 1,), np.float32)
+
+    def reset(self, **kwargs: Any) -> Reset:
+        super().reset(**kwargs)
+        return np.eye(self.limit + 1, dtype=np.float32)[0], {}
+
+    def step(self, action: int) -> Step:
+        _, *rest = super().step(action)
+        return np.eye(self.limit + 1, dtype=np.float32)[self.t], *rest
+
+
 class NaNEnv(CountingEnv):
     """A counting env whose reward or `obs` is NaN from call number `at` after a seeded reset on."""
 

@@ -76,6 +76,13 @@ class StopAt(Callback):
             run.interrupts.received = self.signal_number
 
 
+class KeepModel(Callback):
+    """Holds on to the trained network."""
+
+    def on_end(self, run: TrainingRun, result: Any) -> None:
+        self.model = run.algorithm.networks()["model"]
+
+
 def final_state(run_dir: Path) -> dict[str, str]:
     """Hashes of everything a run ended with, except clocks and log positions."""
     checkpoint = find_checkpoint(run_dir)
