@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -199,3 +202,26 @@ def test_a_rollout_of_one_step_is_enough(tmp_path: Path) -> None:
         algo_kwargs={"num_steps": 1},
     )
     assert train_ppo(config).updates == 20 * 2
+
+
+def test_a_fresh_process_evaluates_with_the_saved_statistics_episode_by_episode(
+    tmp_path: Path,
+) -> None:
+    config = TrainConfig(
+        algo="ppo",
+        env_id="Pendulum-v1",
+        output_dir=tmp_path,
+        total_timesteps=400,
+        eval_interval=0,
+        final_eval_episodes=4,
+        normalize_observations=True,
+        normalize_rewards=True,
+        algo_kwargs={"hidden_sizes": [16], "num_steps": 50, "batch_size": 25},
+    )
+    result = train_ppo(config)
+    command = ["eval", "--checkpoint", str(result.run_dir), "--episodes", "4", "--json"]
+    answer = subprocess.run(
+        [sys.executable, "-m", "rl_training", *command], capture_output=True, text=True, check=True
+    )
+    assert json.loads(answer.stdout)["returns"] == list(result.eval_returns)
+    assert len(set(result.eval_returns)) == 4
