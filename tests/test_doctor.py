@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import time
 from importlib.metadata import version
 from typing import Any
 
@@ -22,7 +23,7 @@ from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.types import EnvSpec
 from rl_training.envs.replay_probe import global_generators, same
 from rl_training.errors import ConfigError, EnvError
-from rl_training.runtime import env_check
+from rl_training.runtime import env_fits
 from rl_training.runtime.env_check import (
     AlgorithmFit,
     EnvCheck,
@@ -237,6 +238,7 @@ def test_an_environment_without_spaces_is_an_error_of_its_interface() -> None:
 
 # Observations.
 
+
 UNIT = Box(0.0, 1.0, (2,), np.float32)
 PAIR = Dict({"a": Box(0.0, 1.0, (1,), np.float32), "b": Discrete(3)})
 
@@ -447,7 +449,11 @@ def test_predicted_memory_and_time_are_those_of_the_buffer_and_the_speed() -> No
     assert by_name["dqn"].env_seconds == {50_000: 2.5, 100_000: 5.0}
     text = fit_findings([by_name["dqn"]])[0].text
     assert "3.1 MiB of replay" in text
-    assert "environment's share of the time is 2.5 s for 50,000 steps" in text
+    own = by_name["dqn"].own_seconds
+    assert 1e-5 < own < 0.1
+    total = 2.5 + 50_000 * own
+    assert f"predicted training time {total:.3g} s for 50,000 steps" in text
+    assert f"{2.5 / total:.0%} of it the environment's" in text
 
 
 def test_algorithms_that_do_not_take_the_spaces_are_listed() -> None:
@@ -473,7 +479,7 @@ def test_replay_beyond_the_memory_of_the_machine_is_a_warning(
 ) -> None:
     fit = AlgorithmFit(name="dqn", replay_bytes=1_000, env_seconds={})
     for available, mark in ((999, "warning"), (1_000, "ok"), (None, "ok")):
-        monkeypatch.setattr(env_check, "available_memory", lambda here=available: here)
+        monkeypatch.setattr(env_fits, "available_memory", lambda here=available: here)
         assert [found.mark for found in fit_findings([fit])] == [mark]
 
 
@@ -648,3 +654,23 @@ def test_what_cannot_be_made_raises_from_the_function() -> None:
         check_environment("Nothing-v0")
     with pytest.raises(EnvError):
         check_environment(BadConstructorEnv)
+
+
+def test_numbers_too_large_for_float32_are_an_error() -> None:
+    space = Box(-1e40, 1e40, (1,), np.float64)
+    check = checked(ObservingEnv, obs=np.array([1e39]), space=space)
+    (line,) = lines(check, "error", "finite")
+    assert "too large for float32" in line
+
+
+def test_a_slow_environment_is_not_probed_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(toy_envs.CountingEnv):
+        def step(self, action: int) -> Any:
+            time.sleep(0.03)
+            return super().step(action)
+
+    started = time.monotonic()
+    check = check_environment(Slow, seconds=1.0)
+    assert check.resume is None
+    assert any("not probed" in found.text for found in check.findings)
+    assert time.monotonic() - started < 15

@@ -527,7 +527,7 @@ def test_generators_continue_where_they_were_saved() -> None:
     for make, draw in (
         (lambda seed: NumpyGenerator(seed), lambda g: float(g.numpy.random())),
         (
-            lambda seed: TorchGenerator(seed, torch.device("cpu")),
+            lambda seed: TorchGenerator(seed),
             lambda g: float(torch.rand((), generator=g.torch)),
         ),
     ):

@@ -13,6 +13,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
+from rl_training.envs.actions import action_codec
 from rl_training.envs.spaces import (
     SpaceAdapter,
     action_kind,
@@ -230,7 +231,8 @@ def test_other_actions_are_refused_by_name(space: spaces.Space[Any], tmp_path: P
     with pytest.raises(IncompatibleEnv) as refusal:
         train(tiny(partial(AnySpaces, VECTOR, space), tmp_path))
     assert f"has {space}." in str(refusal.value)
-    assert "Box of floats, Discrete, MultiBinary, MultiDiscrete actions" in str(refusal.value)
+    taken = "Box of floats, Discrete, one-dimensional MultiBinary, one-dimensional MultiDiscrete"
+    assert f"{taken} actions" in str(refusal.value)
 
 
 # Whole runs, checkpoints and predictions.
@@ -296,3 +298,11 @@ def test_spaces_survive_a_checkpoint(space: spaces.Space[Any]) -> None:
     assert restored == space
     assert restored.dtype == space.dtype
     assert repr(restored) == repr(space) or isinstance(space, Dict)
+
+
+def test_empty_boxes_are_refused_and_the_largest_float_is_no_bound() -> None:
+    assert observation_kind(Box(-1, 1, (0,))) == "empty Box"
+    assert action_kind(Box(-1, 1, (0,))) == "empty Box"
+    largest = float(np.finfo(np.float32).max)
+    codec = action_codec(Box(-largest, largest, (1,)))
+    assert codec.decode(np.array([[0.5]])).tolist() == [[0.5]]

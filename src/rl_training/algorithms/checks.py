@@ -26,7 +26,8 @@ def check_actor_critic(model: nn.Module, spec: EnvSpec) -> None:
         _check_output(model, method, f"network.{name}", spec, output)
     shape = (spec.policy_outputs,)
     log_std = getattr(model, "log_std", None)
-    if spec.action_kind == "continuous" and getattr(log_std, "shape", None) != shape:
+    learned = isinstance(log_std, nn.Parameter) and log_std.shape == shape
+    if spec.action_kind == "continuous" and not learned:
         raise ConfigError(
             f"network: expected a parameter log_std of shape {shape} for {spec.env_id}"
         )

@@ -9,10 +9,10 @@ import torch
 
 
 class TorchGenerator:
-    """A torch generator on a device."""
+    """A torch generator on the host, whatever the device: its state must load anywhere."""
 
-    def __init__(self, seed: int, device: torch.device) -> None:
-        self.torch = torch.Generator(device).manual_seed(seed)
+    def __init__(self, seed: int) -> None:
+        self.torch = torch.Generator().manual_seed(seed)
 
     def state_dict(self) -> dict[str, Any]:
         """The generator's state."""

@@ -79,7 +79,7 @@ class PPO(Algorithm):
         self.optimizer = Optimizer(
             self.model, eps=hyper.optimizer_eps, max_grad_norm=hyper.max_grad_norm
         )
-        self.actions = TorchGenerator(seed, self.device)
+        self.actions = TorchGenerator(seed)
         self.shuffling = NumpyGenerator(seed)
         self.parts = {"model": self.model, "optimizer": self.optimizer}
         self.parts |= {"actions": self.actions, "shuffling": self.shuffling}

@@ -8,6 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 from gymnasium import spaces
 
+UNBOUNDED = 1e30
+"""A bound this far away, such as the largest float32, is none."""
+
 
 class ActionCodec(Protocol):
     """Decodes the actions of one space."""
@@ -23,7 +26,7 @@ def action_kind(space: spaces.Space[Any]) -> str:
     if isinstance(space, spaces.Discrete):
         return "discrete"
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        return "continuous"
+        return "continuous" if math.prod(space.shape) else "empty Box"
     if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
         return "multi_discrete"
     if isinstance(space, spaces.MultiBinary) and len(space.shape) == 1:
@@ -71,8 +74,9 @@ class BoxCodec:
         self._shape, self._dtype = space.shape, space.dtype
         low, high = (bound.reshape(-1).astype(np.float64) for bound in (space.low, space.high))
         self._low, self._high = low, high
-        near = np.where(np.isfinite(low), low, np.where(np.isfinite(high), high - 2.0, -1.0))
-        far = np.where(np.isfinite(high), high, near + 2.0)
+        below, above = np.abs(low) < UNBOUNDED, np.abs(high) < UNBOUNDED
+        near = np.where(below, low, np.where(above, high - 2.0, -1.0))
+        far = np.where(above, high, near + 2.0)
         self._center, self._scale = (near + far) / 2, (far - near) / 2
 
     def decode(self, action: np.ndarray) -> np.ndarray:

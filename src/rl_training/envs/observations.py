@@ -30,6 +30,8 @@ class ObservationCodec(Protocol):
 
 def observation_kind(space: spaces.Space[Any]) -> str:
     """`vector` for what becomes a vector, `image`, or the space's own name."""
+    if isinstance(space, spaces.Box) and 0 in space.shape:
+        return "empty Box"
     if isinstance(space, spaces.Box):
         return "vector" if len(space.shape) < IMAGE_RANK else "image"
     if isinstance(space, spaces.Discrete):

@@ -14,8 +14,8 @@ _PLAIN = {
     "vector": "Box vectors, Discrete, flat Dict",
     "discrete": "Discrete",
     "continuous": "Box of floats",
-    "multi_discrete": "MultiDiscrete",
-    "multi_binary": "MultiBinary",
+    "multi_discrete": "one-dimensional MultiDiscrete",
+    "multi_binary": "one-dimensional MultiBinary",
 }
 
 
@@ -23,15 +23,15 @@ def check_spaces(
     spec: AlgorithmSpec, env_id: str, observation: gym.Space[Any], action: gym.Space[Any]
 ) -> None:
     """Raise IncompatibleEnv, naming the space and the algorithms that would work."""
-    for what, space, kind, taken in (
-        ("observations", observation, observation_kind(observation), spec.observations),
-        ("actions", action, action_kind(action), spec.actions),
+    kinds = observation_kind(observation), action_kind(action)
+    for what, space, kind, taken, wrapper in (
+        ("observations", observation, kinds[0], spec.observations, "FlattenObservation"),
+        ("actions", action, kinds[1], spec.actions, "TransformAction"),
     ):
         if kind not in taken:
-            wanted = in_plain_words(taken)
             raise IncompatibleEnv(
-                f"{spec.name} takes {wanted} {what}; {env_id} has {space}. "
-                f"{_alternatives(observation_kind(observation), action_kind(action))}"
+                f"{spec.name} takes {in_plain_words(taken)} {what}; {env_id} has {space}. "
+                f"{_alternatives(*kinds, wrapper)}"
             )
 
 
@@ -40,7 +40,7 @@ def in_plain_words(kinds: frozenset[str]) -> str:
     return ", ".join(_PLAIN.get(name, name) for name in sorted(kinds))
 
 
-def _alternatives(observation: str, action: str) -> str:
+def _alternatives(observation: str, action: str, wrapper: str) -> str:
     fitting = [
         name
         for name, spec in all_specs().items()
@@ -50,5 +50,5 @@ def _alternatives(observation: str, action: str) -> str:
         return f"Algorithms that would work: {', '.join(fitting)}."
     return (
         "No algorithm of this package takes these spaces; a Gymnasium wrapper (config key "
-        "`wrappers`), such as FlattenObservation, may turn them into ones it takes."
+        f"`wrappers`), such as {wrapper}, may turn them into ones it takes."
     )

@@ -16,17 +16,12 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 
-from rl_training.data.memory import available_memory, format_bytes
 from rl_training.envs import replay_probe as probe
 from rl_training.envs.factory import NOTHING, Env, Wrapper, make_env, make_vector_env
 from rl_training.envs.snapshots import ResumeLevel, resume_level
-from rl_training.envs.spaces import SpaceAdapter
-from rl_training.errors import IncompatibleEnv
-from rl_training.experiment.config import DEFAULT_BUFFER_SIZE
-from rl_training.runtime.compatibility import check_spaces
+from rl_training.runtime.env_fits import AlgorithmFit, algorithm_fits, fit_findings
 from rl_training.runtime.env_play import (
     SEED,
     Finding,
@@ -36,9 +31,8 @@ from rl_training.runtime.env_play import (
     random_actions,
     random_play,
 )
-from rl_training.runtime.spec import all_specs
 
-PLANNED_STEPS = (50_000, 100_000)
+SLOW_STEPS_PER_SECOND = 50.0
 _TRANSLATED = {
     "super().reset(seed=seed)": "np_random is not seeded: start reset by super().reset(seed=seed)",
     "default seed argument": "the default seed of reset must be None, or all episodes are the same",
@@ -47,20 +41,6 @@ _TRANSLATED = {
     "infos returned by": "info dicts of different calls share an object: return new ones",
 }
 _COVERED = ("not equivalent", "non-deterministic", "observations returned by", "not within")
-
-
-@dataclass(frozen=True, kw_only=True)
-class AlgorithmFit:
-    """Whether an algorithm takes an environment, and what training would need.
-
-    `replay_bytes` is for the default buffer size, None without replay. `env_seconds` is the time
-    the environment alone takes for so many steps; empty if its speed is not known.
-    """
-
-    name: str
-    refusal: str = ""
-    replay_bytes: int | None = None
-    env_seconds: dict[int, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,11 +89,11 @@ def check_environment(
             findings += check_seeds(build, env, number)
             if all(finding.mark != "error" for finding in findings):
                 findings += gymnasium_findings(env)
-            resume = resume_level(make_vector, seed=SEED)
+            resume = _probed(make_vector, play)
             fits = algorithm_fits(
                 env.observation_space, env.action_space, steps_per_second=play.steps_per_second
             )
-            findings += [resume_finding(resume), speed_finding(play), *fit_findings(fits)]
+            findings += [*resume_findings(resume), speed_finding(play), *fit_findings(fits)]
     findings.append(verdict(findings))
     return EnvCheck(findings=findings, play=play, fits=fits, resume=resume)
 
@@ -209,47 +189,6 @@ def gymnasium_findings(env: Env) -> list[Finding]:
     return findings
 
 
-def algorithm_fits(
-    observation: spaces.Space[Any], action: spaces.Space[Any], *, steps_per_second: float
-) -> list[AlgorithmFit]:
-    """What every algorithm of the package makes of these spaces."""
-    seconds = {steps: steps / steps_per_second for steps in PLANNED_STEPS if steps_per_second}
-    fits = []
-    for name, spec in all_specs().items():
-        try:
-            check_spaces(spec, "the environment", observation, action)
-        except IncompatibleEnv as error:
-            fits.append(AlgorithmFit(name=name, refusal=str(error), env_seconds=seconds))
-            continue
-        predict = getattr(getattr(spec.buffer, "__self__", None), "predicted_bytes", None)
-        needed = None
-        if predict is not None:
-            env_spec = SpaceAdapter("the environment", observation, action).spec
-            size = getattr(spec.hyper(), "buffer_size", None) or DEFAULT_BUFFER_SIZE
-            needed = int(predict(env_spec, size, 1))
-        fits.append(AlgorithmFit(name=name, replay_bytes=needed, env_seconds=seconds))
-    return fits
-
-
-def fit_findings(fits: Sequence[AlgorithmFit]) -> list[Finding]:
-    """A line per algorithm that takes the environment, and one for the others."""
-    refused = [fit for fit in fits if fit.refusal]
-    if len(refused) == len(fits):
-        return [Finding("error", "algorithms", refused[0].refusal)]
-    available = available_memory()
-    findings = []
-    for fit in fits:
-        if fit.refusal:
-            continue
-        too_large = fit.replay_bytes is not None and fit.replay_bytes > (available or np.inf)
-        text = f"{fit.name}: {_memory(fit)}; the environment's share of the time is {_share(fit)}"
-        findings.append(Finding("warning" if too_large else "ok", "algorithms", text))
-    if refused:
-        names = ", ".join(fit.name for fit in refused)
-        findings.append(Finding("note", "algorithms", f"not for these spaces: {names}"))
-    return findings
-
-
 def verdict(findings: Sequence[Finding]) -> Finding:
     """What the findings come to."""
     errors, warned = (sum(f.mark == mark for f in findings) for mark in ("error", "warning"))
@@ -260,10 +199,20 @@ def verdict(findings: Sequence[Finding]) -> Finding:
     return Finding("ok", "verdict", "ready for training")
 
 
-def resume_finding(resume: ResumeLevel) -> Finding:
+def _probed(make_vector: Callable[[], Any], play: Play) -> ResumeLevel | None:
+    """The resume level, unless the probe's few hundred steps would take many seconds."""
+    if play.steps_per_second < SLOW_STEPS_PER_SECOND:
+        return None
+    return resume_level(make_vector, seed=SEED)
+
+
+def resume_findings(resume: ResumeLevel | None) -> list[Finding]:
     """How exactly a run can be resumed, and why."""
+    if resume is None:
+        text = "not probed, the environment is slow; a run says its level when it starts"
+        return [Finding("note", "resume", text)]
     marks: dict[str, Mark] = {"exact": "ok", "boundary": "note", "statistical": "warning"}
-    return Finding(marks[resume.level], "resume", f"{resume.level}: {resume.reason}")
+    return [Finding(marks[resume.level], "resume", f"{resume.level}: {resume.reason}")]
 
 
 def speed_finding(play: Play) -> Finding:
@@ -271,16 +220,6 @@ def speed_finding(play: Play) -> Finding:
     reset = float(np.mean(play.reset_seconds))
     text = f"{play.steps_per_second:,.0f} steps per second, {reset * 1e3:.3g} ms per reset"
     return Finding("ok", "speed", text)
-
-
-def _memory(fit: AlgorithmFit) -> str:
-    if fit.replay_bytes is None:
-        return "keeps no replay"
-    return f"{format_bytes(fit.replay_bytes)} of replay at the default size"
-
-
-def _share(fit: AlgorithmFit) -> str:
-    return ", ".join(f"{s:.3g} s for {steps:,} steps" for steps, s in fit.env_seconds.items())
 
 
 def _time_limit(env: Env) -> int | None:

@@ -207,6 +207,9 @@ def _number_troubles(space: spaces.Box, value: np.ndarray) -> Iterator[Finding]:
         return
     if not np.isfinite(value).all():
         yield Finding("error", "finite", " has NaN or infinity in it; training would stop here")
+    elif (np.abs(value.astype(np.float64)) > np.finfo(np.float32).max).any():
+        text = " has numbers too large for float32, which training uses; it would stop here"
+        yield Finding("error", "finite", text)
     for outside, bound, words in (
         (value < space.low, space.low, "below the lower"),
         (value > space.high, space.high, "above the upper"),

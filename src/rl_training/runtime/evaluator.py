@@ -69,12 +69,15 @@ class Evaluator:
         stopped: Callable[[], bool] = lambda: False,
     ) -> Evaluation:
         """Play `episodes` episodes to their ends."""
-        rows = min(self._parallel, episodes)
-        while len(self._envs) < rows:
+        # Always as many rows, played or not: a matrix product's last bits depend on its size.
+        rows, playable = self._parallel, min(self._parallel, episodes)
+        while len(self._envs) < playable:
             self._envs.append(self._make_env())
         returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
         playing = np.arange(rows)  # which episode each row plays; past the end: none
-        obs = np.stack([self._reset(row, seed, row) for row in range(rows)])
+        obs = np.zeros((rows, *self._adapter.spec.obs_shape), np.float32)
+        for row in range(playable):
+            obs[row] = self._reset(row, seed, row)
         first, state, started = np.ones(rows, np.bool_), initial_state(rows), rows
         while (playing < episodes).any():
             if stopped():

@@ -25,4 +25,5 @@ def run_on_policy(run: TrainingRun) -> None:
             normalizer.observe(taken.obs[taken.valid].cpu().numpy())
             progress.updates += result.gradient_steps
             run.record(result.metrics)
+            run.check_finite()  # a policy that is not finite cannot be sampled from
         run.after_step()

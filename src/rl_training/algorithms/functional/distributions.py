@@ -1,7 +1,8 @@
 """Action distributions over a network's output, one class per kind of action space.
 
 Each has `sample`, `mode`, `log_prob` and `entropy`, with a row per environment or batch row.
-Log-probabilities and entropies are summed over the parts of an action.
+Log-probabilities and entropies are summed over the parts of an action. Samples are drawn with a
+generator of the host and stay there, where the environments are.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Categorical:
 
     def sample(self, generator: Generator) -> Tensor:
         """A random choice per row."""
-        return torch.multinomial(self.log_probs.exp(), 1, generator=generator).squeeze(-1)
+        return torch.multinomial(self.log_probs.exp().cpu(), 1, generator=generator).squeeze(-1)
 
     def mode(self) -> Tensor:
         """The most likely choice."""
@@ -88,7 +89,7 @@ class Bernoulli:
 
     def sample(self, generator: Generator) -> Tensor:
         """A random position per switch."""
-        return torch.bernoulli(self.logits.sigmoid(), generator=generator).long()
+        return torch.bernoulli(self.logits.sigmoid().cpu(), generator=generator).long()
 
     def mode(self) -> Tensor:
         """The more likely position."""
@@ -115,8 +116,8 @@ class DiagonalGaussian:
 
     def sample(self, generator: Generator) -> Tensor:
         """A random point; it may lie outside the action bounds, which clip it at the boundary."""
-        noise = torch.empty_like(self.mean).normal_(generator=generator)
-        return self.mean + self.log_std.exp() * noise
+        noise = torch.empty(self.mean.shape).normal_(generator=generator)
+        return (self.mean + self.log_std.exp() * noise.to(self.mean.device)).cpu()
 
     def mode(self) -> Tensor:
         """The mean."""
