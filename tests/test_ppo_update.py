@@ -538,3 +538,11 @@ def test_generators_continue_where_they_were_saved() -> None:
         assert draw(other) != expected
         other.load_state_dict(state)
         assert draw(other) == expected
+
+
+def test_a_log_std_that_cannot_be_learned_is_refused() -> None:
+    spec = EnvSpec(env_id="toy", obs_shape=(1,), action_kind="continuous", action_dim=1)
+    model = MLPActorCritic(1, 1, (4,))
+    model.log_std = torch.zeros(1)  # a plain tensor is neither trained nor saved
+    with pytest.raises(ConfigError, match="expected a parameter log_std"):
+        PPO(model, PPOConfig(), spec)

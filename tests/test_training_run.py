@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from rl_training import Callback, StopOnReturn, train_dqn
+from rl_training import PPO, Callback, StopOnReturn, train_dqn
+from rl_training.algorithms.generators import TorchGenerator
 from rl_training.errors import NonFiniteError
 from rl_training.experiment.checkpointing import find_checkpoint, prune, write_checkpoint
 from rl_training.runtime.evaluator import Evaluation
@@ -193,3 +194,46 @@ def test_a_budget_that_is_used_up_needs_no_other_reason_to_stop(tmp_path: Path) 
     early = train_dqn(tiny_config("dqn", tmp_path), callbacks=[StopOnReturn(0.0)])
     assert early.stop_reason is not None
     assert early.global_step == 100
+
+
+def test_an_episodes_course_does_not_depend_on_how_many_are_played(tmp_path: Path) -> None:
+    agent = PPO(
+        "Pendulum-v1",
+        output_dir=str(tmp_path),
+        normalize_observations=True,
+        algo_kwargs={"hidden_sizes": [64]},
+    )
+    several = agent.evaluate(12, seed=3).returns
+    assert agent.evaluate(3, seed=3).returns == several[:3]
+    assert agent.evaluate(1, seed=3).returns == several[:1]
+
+
+class Enormous(CountingEnv):
+    """Rewards that are finite and make a policy infinite."""
+
+    def __init__(self) -> None:
+        super().__init__(rewards=(3e38,))
+
+
+def test_a_policy_that_diverges_is_found_after_its_update(tmp_path: Path) -> None:
+    kwargs = {"num_steps": 8, "batch_size": 4, "hidden_sizes": [8], "learning_rate": 1.0}
+    agent = PPO(Enormous, output_dir=str(tmp_path), total_timesteps=200, algo_kwargs=kwargs)
+    with pytest.raises(NonFiniteError, match=r"is not finite at step 8 "):
+        agent.learn()
+
+
+def test_a_generators_state_does_not_depend_on_the_device() -> None:
+    # A checkpoint written on a GPU loads on a CPU: sampling uses generators of the host.
+    state = TorchGenerator(1).state_dict()["state"]
+    assert state.device.type == "cpu"
+    assert state.numel() == torch.Generator().get_state().numel()
+
+
+def test_a_wrapper_that_normalises_by_itself_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train_dqn(tiny_config("dqn", tmp_path, total_timesteps=30, wrappers=("NormalizeObservation",)))
+    assert "use the keys normalize_observations" in caplog.text
+    caplog.clear()
+    train_dqn(tiny_config("dqn", tmp_path, total_timesteps=30))
+    assert caplog.text == ""

@@ -148,6 +148,7 @@ def assemble(
 ) -> TrainingRun:
     """The run at step 0."""
     config, hyper, algorithm = plan.config, plan.hyper, parts.agent.algorithm
+    _warn_of_normalizing_wrappers(config)
     _announce(parts.buffer, parts.level)
     run = TrainingRun(
         config=config,
@@ -187,6 +188,18 @@ def _buffer_options(plan: RunPlan) -> dict[str, Any]:
             "normalise them; leave the key out"
         )
     return {"normalize_rewards": True}
+
+
+def _warn_of_normalizing_wrappers(config: TrainConfig) -> None:
+    """Statistics in a wrapper are not saved with the policy, and move on in evaluations."""
+    for wrapper in config.wrappers:
+        name = wrapper if isinstance(wrapper, str) else next(iter(wrapper))
+        if name.rpartition(":")[2] in ("NormalizeObservation", "NormalizeReward"):
+            logger.warning(
+                "the wrapper %s keeps statistics that neither travel with the policy nor stand "
+                "still in evaluations; use the keys normalize_observations and normalize_rewards",
+                name,
+            )
 
 
 def _announce(buffer: Any, level: ResumeLevel) -> None:
