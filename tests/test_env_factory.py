@@ -23,8 +23,8 @@ from rl_training.errors import ConfigError, EnvError, MissingExtra
 from toy_envs import BufferReusingEnv, CountingEnv, RaisingEnv, make_counting
 
 
-def single(source: Any, *wrappers: Any, render_mode: str | None = None, **kwargs: Any) -> gym.Env:
-    return make_env(source, env_kwargs=kwargs, wrappers=wrappers, render_mode=render_mode)
+def single(source: Any, *wrappers: Any, **kwargs: Any) -> gym.Env:
+    return make_env(source, env_kwargs=kwargs, wrappers=wrappers)
 
 
 def vector(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -193,11 +195,23 @@ def test_dumped_yaml_reads_back_equal(values: dict[str, Any]) -> None:
 @given(st.text("ab01 :-\n#[]{},&*!|>'\"%@`?~\\u.e_\t", max_size=40))
 @example("? a\n: b")
 def test_any_text_is_a_value_or_a_config_error(text: str) -> None:
-    for parse in (parse_scalar, lambda text: parse_yaml(text, "f.yaml")):
-        try:
-            parse(text)
-        except ConfigError:
-            continue
+    parsed, mistakes = outcome(parse_yaml, text, "f.yaml")
+    # Every line of a message says where the mistake is.
+    assert all(re.match(r"f\.yaml:\d+: ", line) for line in mistakes.splitlines())
+    if not mistakes:
+        values, lines = parsed
+        assert {path[0] for path in lines} == set(values)
+        assert all(1 <= line <= text.count("\n") + 1 for line in lines.values())
+    value, mistakes = outcome(parse_scalar, text)
+    assert mistakes or isinstance(value, dict | list | str | int | float | bool | None)
+
+
+def outcome(parse: Callable[..., Any], *arguments: str) -> tuple[Any, str]:
+    """What a parser gives, or the words it refuses with."""
+    try:
+        return parse(*arguments), ""
+    except ConfigError as error:
+        return None, str(error) or "nothing was said"
 
 
 def test_pyyaml_still_has_the_traps_we_guard_against() -> None:

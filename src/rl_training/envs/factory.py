@@ -41,7 +41,6 @@ def make_env(
     *,
     env_kwargs: Mapping[str, Any] = NOTHING,
     wrappers: Sequence[Wrapper] = (),
-    render_mode: str | None = None,
 ) -> Env:
     """One environment: from a Gymnasium id, `package.module:Class`, a callable, or as it was given.
 
@@ -52,10 +51,7 @@ def make_env(
         _refuse_options(source, env_kwargs, wrappers)
         env: object = source
     else:
-        kwargs = dict(env_kwargs)
-        if render_mode is not None:
-            kwargs["render_mode"] = render_mode
-        env = _build(source, kwargs)
+        env = _build(source, dict(env_kwargs))
     if isinstance(env, VectorEnv):
         raise _MadeVectorEnv(source, env)
     if not isinstance(env, gym.Env):
