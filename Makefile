@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TEST_EXTRAS := dev,box2d,mujoco,report
 
-.PHONY: help setup train test check clean
+.PHONY: help setup train test check evidence bench clean
 .DEFAULT_GOAL := help
 
 help: ## Show what can be made.
@@ -21,6 +21,10 @@ check: $(VENV)/.test ## The fast half of the tests: lint, format, types, import 
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+evidence: $(VENV)/.test ## Make the evidence cards that are missing, which can take hours, and the results page.
+	$(BIN)/rl-training evidence run-missing
+	$(BIN)/python docs/generate.py
+
 setup: $(VENV)/.test ## Create .venv with everything a developer needs.
 
 $(VENV)/bin/pip:
@@ -33,6 +37,9 @@ $(VENV)/.train: $(VENV)/bin/pip pyproject.toml constraints.txt
 $(VENV)/.test: $(VENV)/bin/pip pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(TEST_EXTRAS)]'
 	@touch $@ $(VENV)/.train
+
+bench: $(VENV)/.test ## Measure speed beside other libraries (about an hour; makes their environments).
+	$(BIN)/python -m benchmarks
 
 clean: ## Remove the environment and caches.
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,6 +1,6 @@
 """Writes the parts of the documents that follow from the code, between their markers.
 
-python docs/generate.py           # bring README.md and docs/configuration.md up to date
+python docs/generate.py           # bring README.md, docs/*.md and the cards' pictures up to date
 python docs/generate.py --check   # write nothing; fail if one of them is not
 """
 
@@ -16,17 +16,21 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment.config import Schedule, TrainConfig
 from rl_training.experiment.config_base import plain
 from rl_training.experiment.config_loading import find_config, packaged_configs
 from rl_training.experiment.config_words import expected_at
+from rl_training.experiment.evidence_card import Card, Published, read_cards
+from rl_training.experiment.evidence_picture import draw_card, is_drawn
+from rl_training.experiment.evidence_plan import seeds_text
 from rl_training.experiment.registry import resolve_config
 from rl_training.experiment.yaml_strict import dump_flow, parse_yaml
 from rl_training.runtime.compatibility import in_plain_words
 from rl_training.runtime.spec import AlgorithmSpec, all_specs
 
 ROOT = Path(__file__).resolve().parent.parent
+CARDS = ROOT / "evidence"
 
 WRONG = """\
 # wrong.yaml
@@ -54,6 +58,7 @@ def generated_parts() -> dict[str, dict[str, str]]:
             "algorithm keys": "\n\n".join(map(algorithm_section, all_specs().values())),
             "mistakes": mistakes_example(),
         },
+        "docs/results.md": {"results": results(evidence_cards(CARDS))},
     }
 
 
@@ -129,6 +134,88 @@ def mistakes_example() -> str:
     )
 
 
+def evidence_cards(folder: Path) -> dict[str, Card]:
+    """The cards by name; none is taken that was changed by hand."""
+    try:
+        return read_cards(folder)
+    except RLTrainingError as error:
+        raise SystemExit(f"error: {error}") from error
+
+
+def results(cards: dict[str, Card]) -> str:
+    """A row per card, then a section per card; a function of the cards alone."""
+    if not cards:
+        return "There is no card yet; `make evidence` makes them."
+    header = ("card", "algorithm", "environment", "steps", "seeds")
+    header += ("interquartile mean [95 %]", "each seed", "published", "one seed takes")
+    rows = (
+        (
+            f"[`{name}`](#{name.replace('/', '')})",
+            card.configuration["algo"],
+            card.configuration["env_id"],
+            f"{card.budget:,}",
+            seeds_text(card.seed_numbers),
+            _interval(card),
+            ", ".join(map(_figure, card.returns)),
+            _published(card.published),
+            f"{sum(seed.seconds for seed in card.seeds) / len(card.seeds):,.0f} s",
+        )
+        for name, card in cards.items()
+    )
+    sections = (_card_section(name, card) for name, card in cards.items())
+    return "\n\n".join([table(header, rows), *sections])
+
+
+def _card_section(name: str, card: Card) -> str:
+    machine, published = card.machine, card.published
+    title = f"{card.configuration['algo'].upper()} on {card.configuration['env_id']}"
+    facts = [
+        f"- Result: interquartile mean {_interval(card)} over seeds "
+        f"{seeds_text(card.seed_numbers)}, lowest {_figure(card.figures.lowest)}.",
+        f"- Protocol: {card.budget:,} environment steps, then {card.evaluation.episodes} episodes "
+        "with the final policy, acting deterministically.",
+        f"- Published: {published.what}: {_published(published)}."
+        if published
+        else "- No published figure is known.",
+        f"- Trained {card.date} on {machine.cpu} ({machine.cores_usable} of {machine.cores} cores, "
+        f"{machine.memory}), commit {', '.join(map(_short, card.commit.split(', ')))}, with "
+        f"{', '.join(f'{package} {version}' for package, version in card.versions.items())}.",
+    ]
+    if card.note:
+        facts.append(f"- {card.note}")
+    return "\n\n".join(
+        [
+            f"## `{name}`",
+            f"![Learning curve of {title}](../evidence/{name}.png)",
+            "\n".join(facts),
+            f"[The card](../evidence/{name}.json), made by `{card.command}`, is checked by:",
+            f"```\nrl-training evidence reproduce evidence/{name}.json\n```",
+        ]
+    )
+
+
+def _interval(card: Card) -> str:
+    low, high = card.figures.interval_95
+    return f"{_figure(card.figures.iqm)} [{_figure(low)}, {_figure(high)}]"
+
+
+def _published(published: Published | None) -> str:
+    if published is None:
+        return "none known"
+    spread = "" if published.return_std is None else f" ± {_figure(published.return_std)}"
+    figure = f"{_figure(published.return_mean)}{spread} at {published.steps:,}"
+    return f"{figure} ([source]({published.source}))"
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.1f}".removesuffix(".0")
+
+
+def _short(commit: str) -> str:
+    name, dash, dirty = commit.partition("-")
+    return f"`{name[:10]}{dash}{dirty}`"
+
+
 def check_descriptions(models: Iterable[type[BaseModel]]) -> None:
     """Refuse a field without words."""
     fields = [(name, field) for model in models for name, field in model.model_fields.items()]
@@ -137,11 +224,11 @@ def check_descriptions(models: Iterable[type[BaseModel]]) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the documents, or with `--check` compare them; the exit code."""
-    stale = list(_stale())
-    for path, text in stale:
+    """Write the documents and pictures, or with `--check` compare them; the exit code."""
+    stale = [*_stale(), *_stale_pictures()]
+    for path, content in stale:
         if "--check" not in arguments:
-            path.write_text(text, encoding="utf-8")
+            _write(path, content)
         print(f"{path.relative_to(ROOT)}: {'stale' if '--check' in arguments else 'written'}")
     if stale and "--check" in arguments:
         print("run: python docs/generate.py")
@@ -155,6 +242,20 @@ def _stale() -> Iterator[tuple[Path, str]]:
         text = path.read_text(encoding="utf-8")
         if (wanted := updated(text, parts)) != text:
             yield path, wanted
+
+
+def _stale_pictures() -> Iterator[tuple[Path, Card]]:
+    for name, card in evidence_cards(CARDS).items():
+        path = CARDS / f"{name}.png"
+        if not is_drawn(card, path):
+            yield path, card
+
+
+def _write(path: Path, content: str | Card) -> None:
+    if isinstance(content, str):
+        path.write_text(content, encoding="utf-8")
+    else:
+        draw_card(content, path)
 
 
 def _default(field: FieldInfo) -> str:

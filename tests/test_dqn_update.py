@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -89,10 +91,23 @@ def test_double_q_learning_takes_the_online_choice_and_the_target_value() -> Non
 def test_gradient_reaches_only_the_chosen_actions_and_never_the_target() -> None:
     q = Q.clone().requires_grad_()
     next_q = NEXT_Q.clone().requires_grad_()
-    dqn_loss(q, next_q, make_batch([0, 1], [1.0, 0.5], [0.9, 0.0])).loss.backward()
+    result = dqn_loss(q, next_q, make_batch([0, 1], [1.0, 0.5], [0.9, 0.0]))
+    result.loss.backward()
+    assert_close(result.gradient, q.grad)  # written out, and automatic
     # Beyond 1 the Huber gradient is the sign of the error; the batch mean halves it.
     assert_close(q.grad, torch.tensor([[-0.5, 0.0], [0.0, 0.5]]))
     assert next_q.grad is None
+
+
+@pytest.mark.parametrize("kind", ["huber", "mse"])
+def test_the_gradient_written_out_is_the_automatic_one(kind: Any) -> None:
+    rng = torch.Generator().manual_seed(0)
+    q = (3 * torch.randn(50, 4, generator=rng)).requires_grad_()  # errors on both sides of 1
+    batch = make_batch(torch.randint(0, 4, (50,), generator=rng).tolist(), [0.3] * 50, [0.9] * 50)
+    batch = batch._replace(weight=torch.rand(50, generator=rng))
+    result = dqn_loss(q, torch.randn(50, 4, generator=rng), batch, kind=kind)
+    result.loss.backward()
+    assert_close(result.gradient, q.grad)
 
 
 def test_a_shape_that_would_broadcast_is_refused() -> None:
@@ -223,7 +238,10 @@ def test_state_round_trip_continues_bit_for_bit() -> None:
 def test_network_gives_a_value_per_action_and_acts_greedily() -> None:
     network = MLPQNetwork(3, 4, (16, 16))
     obs = torch.randn(5, 3)
-    assert [type(layer).__name__ for layer in network.layers] == ["Linear", "ReLU"] * 2 + ["Linear"]
+    weights, x = list(network.parameters()), obs
+    for weight, bias in zip(weights[:4:2], weights[1:4:2], strict=True):
+        x = (x @ weight.T + bias).clamp(min=0)
+    torch.testing.assert_close(network(obs), x @ weights[4].T + weights[5])
     assert network(obs).shape == (5, 4)
     assert torch.equal(network.act(obs), network(obs).argmax(1))
     bounds = [

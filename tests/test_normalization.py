@@ -53,7 +53,9 @@ def test_observations_are_shifted_scaled_and_clipped() -> None:
     fresh = np.array([[3.0, -40.0]], np.float32)
     assert normalizer.array(fresh).tolist() == [[3.0, -10.0]]  # mean 0, deviation 1, the clip
     # Means 2 and 0; deviations 1 and 10.
-    normalizer.observe(np.array([[1.0, 10.0], [3.0, -10.0]], np.float32))
+    normalizer.observe(
+        np.array([[1.0, 10.0], [3.0, -10.0], [1e6, 1e6]], np.float32), np.array([True, True, False])
+    )
     seen = np.array([[2.0, 5.0], [0.0, 0.0], [500.0, -500.0]], np.float32)
     expected = [[0.0, 0.5], [-2.0, 0.0], [10.0, -10.0]]
     rows = normalizer.array(seen)
@@ -76,14 +78,14 @@ def test_observations_are_shifted_scaled_and_clipped() -> None:
     other = ObservationNormalizer((2,))
     other.load_state_dict(normalizer.state_dict())
     assert np.array_equal(other.array(seen), rows)
-    normalizer.observe(np.array([[9.0, 9.0]], np.float32))
+    normalizer.observe(np.array([[9.0, 9.0]], np.float32), np.array([True]))
     assert np.array_equal(other.array(seen), rows)  # a saved state is not a view
 
 
 def test_without_normalisation_rows_pass_as_they_are() -> None:
     rows = np.ones((2, 3), np.float32)
     normalizer = NoNormalizer()
-    normalizer.observe(rows)
+    normalizer.observe(rows, np.ones(2, np.bool_))
     assert normalizer.array(rows) is rows
     assert normalizer.state_dict() == {}
 

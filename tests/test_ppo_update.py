@@ -18,9 +18,10 @@ from rl_training.algorithms.functional.distributions import (
     DiagonalGaussian,
     MultiCategorical,
     distribution,
+    sampling_noise,
 )
 from rl_training.algorithms.functional.surrogate import Losses, Samples, normalized, ppo_losses
-from rl_training.algorithms.generators import NumpyGenerator, TorchGenerator
+from rl_training.algorithms.generators import BlockNoise, NumpyGenerator
 from rl_training.algorithms.ppo import PPO, PPOConfig
 from rl_training.data.types import EnvSpec, Moment, Rollout
 from rl_training.errors import ConfigError
@@ -65,6 +66,7 @@ def losses_at(ratio: list[float], advantage: list[float]) -> tuple[Losses, list[
     log_prob = torch.tensor(ratio).log().requires_grad_()
     losses = ppo_losses(log_prob, torch.zeros(len(ratio)), old(advantage), clip_range=0.2)
     losses.policy_loss.backward()
+    assert_close(losses.by_log_prob, log_prob.grad)  # written out, and automatic
     return losses, log_prob.grad.tolist()
 
 
@@ -112,6 +114,8 @@ def test_the_value_loss_is_the_mean_square_and_clipping_takes_the_larger_error()
     assert clipped.value_loss.tolist() == pytest.approx((12.25 + 9 + 0.81) / 3)
     clipped.value_loss.backward()
     assert value.grad.tolist() == pytest.approx([0.0, 2 * 3 / 3, 2 * -0.9 / 3], rel=1e-5)
+    assert_close(clipped.by_value, value.grad)
+    assert plain.by_value.tolist() == pytest.approx([-2 / 3, 2 * 3 / 3, 2 * -0.9 / 3], rel=1e-5)
 
 
 def test_shapes_that_would_broadcast_are_refused() -> None:
@@ -173,13 +177,35 @@ def test_gaussian_agrees_with_torch() -> None:
     assert torch.equal(mine.mode(), mean)
 
 
+def noise_for(spec: EnvSpec, rows: int, seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(sampling_noise(spec)(np.random.default_rng(seed), rows))
+
+
+@pytest.mark.parametrize("by_entropy", [0.0, -0.3])
+@pytest.mark.parametrize("kind", SPECS)
+def test_gradients_written_out_are_the_automatic_ones(kind: str, by_entropy: float) -> None:
+    spec = SPECS[kind]
+    output = torch.randn(7, spec.policy_outputs, generator=torch.Generator().manual_seed(3))
+    log_std = torch.tensor([0.4, -1.0])
+    inputs = [output.requires_grad_(), log_std.requires_grad_()]
+    chosen = distribution(spec, output, log_std)
+    action = chosen.sample(noise_for(spec, 7)).detach()
+    by_log_prob = torch.linspace(-1, 2, 7)
+    total = (by_log_prob * chosen.log_prob(action)).sum() + by_entropy * chosen.entropy().sum()
+    expected = torch.autograd.grad(total, inputs, allow_unused=True)
+    found = chosen.gradient(action, by_log_prob, by_entropy)
+    assert len(found) == (2 if kind == "continuous" else 1)
+    for mine, automatic in zip(found, expected, strict=False):
+        assert_close(mine, automatic, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("kind", SPECS)
 def test_samples_have_their_probabilities(kind: str) -> None:
     spec, rows = SPECS[kind], 40_000
     output = LOGITS[:1, : spec.policy_outputs].expand(rows, -1)
     log_std = torch.tensor([0.0, -1.0])
     chosen = distribution(spec, output, log_std)
-    sample = chosen.sample(torch.Generator().manual_seed(0))
+    sample = chosen.sample(noise_for(spec, rows))
     assert tuple(sample.shape[1:]) == spec.action_shape
     # The mean log-probability of samples is minus the entropy, whatever the distribution.
     assert float(chosen.log_prob(sample).mean()) == pytest.approx(
@@ -206,14 +232,13 @@ def test_samples_have_their_probabilities(kind: str) -> None:
 def test_weights_are_orthogonal_with_their_gains_and_biases_zero() -> None:
     network = MLPActorCritic(4, 2, (8, 16), gaussian=True, log_std_init=-0.5)
     for layers, last_gain in ((network.actor, 0.01), (network.critic, 1.0)):
-        assert [type(layer).__name__ for layer in layers] == ["Linear", "Tanh"] * 2 + ["Linear"]
-        linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
-        for layer, gain in zip(linear, (math.sqrt(2), math.sqrt(2), last_gain), strict=True):
-            weight = layer.weight.detach()
+        parameters = list(layers.parameters())
+        gains = (math.sqrt(2), math.sqrt(2), last_gain)
+        for weight, bias, gain in zip(parameters[::2], parameters[1::2], gains, strict=True):
             # The rows or the columns are orthogonal, whichever are fewer.
-            weight = weight if weight.shape[0] <= weight.shape[1] else weight.T
-            assert_close(weight @ weight.T, gain**2 * torch.eye(len(weight)), atol=1e-5, rtol=0)
-            assert layer.bias.tolist() == [0.0] * len(layer.bias)
+            rows = weight.detach() if weight.shape[0] <= weight.shape[1] else weight.detach().T
+            assert_close(rows @ rows.T, gain**2 * torch.eye(len(rows)), atol=1e-5, rtol=0)
+            assert bias.tolist() == [0.0] * len(bias)
     assert network.log_std.tolist() == [-0.5, -0.5]
     shared = {p.data_ptr() for p in network.actor.parameters()}
     assert shared.isdisjoint(p.data_ptr() for p in network.critic.parameters())
@@ -334,14 +359,14 @@ def test_advantages_are_normalised_in_each_minibatch() -> None:
     # Rewards in the hundreds: normalised within each pair of rows they are +-0.7071.
     ppo = tiny(normalize_advantages=True, batch_size=2)
     policy_losses: list[float] = []
-    loss = ppo._loss
+    gradient = ppo._gradient
 
     def watched(rows: Samples, clip_range: float) -> Any:
-        total, metrics = loss(rows, clip_range)
+        metrics = gradient(rows, clip_range)
         policy_losses.append(float(metrics["policy_loss"]))
-        return total, metrics
+        return metrics
 
-    ppo._loss = watched  # type: ignore[method-assign]
+    ppo._gradient = watched  # type: ignore[method-assign]
     rewards = [100.0, 300.0, 500.0, 900.0]
     ppo.update(bandit([0, 1, 0, 1], rewards), START)
     # With ratio near 1 the policy loss is minus the mean advantage: 0 in each minibatch, which
@@ -357,7 +382,12 @@ def test_minibatches_cover_each_row_once_per_epoch_and_none_is_lonely(
     count: int, batch_size: int
 ) -> None:
     ppo = tiny(batch_size=batch_size, epochs=3)
-    pieces = [rows.tolist() for rows in ppo._minibatches(count)]
+    rows = torch.arange(count)
+    numbered = Samples(rows[:, None], rows, *(rows.float() for _ in range(4)))
+    minibatches = list(ppo._minibatches(numbered))
+    pieces = [minibatch.action.tolist() for minibatch in minibatches]
+    for minibatch in minibatches:  # the columns stay together
+        assert all(torch.equal(x.flatten().long(), minibatch.action) for x in minibatch)
     assert len(pieces) % 3 == 0
     each = len(pieces) // 3
     epochs = [pieces[k * each : (k + 1) * each] for k in range(3)]
@@ -396,7 +426,8 @@ def random_rollout(spec: EnvSpec, steps: int, seed: int = 0) -> Rollout:
     """Two environments with random everything and no ends but the newest rows."""
     rng = torch.Generator().manual_seed(seed)
     output = torch.zeros(steps * 2, spec.policy_outputs)
-    action = distribution(spec, output, torch.zeros(spec.action_dim)).sample(rng)
+    policy = distribution(spec, output, torch.zeros(spec.action_dim))
+    action = policy.sample(noise_for(spec, steps * 2, seed))
     none = torch.zeros(steps, 2, dtype=torch.bool)
     return Rollout(
         obs=torch.randn(steps, 2, *spec.obs_shape, generator=rng),
@@ -527,8 +558,8 @@ def test_generators_continue_where_they_were_saved() -> None:
     for make, draw in (
         (lambda seed: NumpyGenerator(seed), lambda g: float(g.numpy.random())),
         (
-            lambda seed: TorchGenerator(seed),
-            lambda g: float(torch.rand((), generator=g.torch)),
+            lambda seed: BlockNoise(seed, lambda rng, rows: rng.random((rows, 2))),
+            lambda g: float(g.step(3)[1, 0]),
         ),
     ):
         generator, other = make(1), make(2)
@@ -538,6 +569,14 @@ def test_generators_continue_where_they_were_saved() -> None:
         assert draw(other) != expected
         other.load_state_dict(state)
         assert draw(other) == expected
+
+
+def test_noise_drawn_in_blocks_never_repeats_and_fits_any_number_of_environments() -> None:
+    noise = BlockNoise(0, lambda rng, rows: rng.random((rows, 1)))
+    seen = [noise.step(count) for count in (3, 4000, 3, 3000, 10_000, 1)]
+    assert [len(rows) for rows in seen] == [3, 4000, 3, 3000, 10_000, 1]
+    numbers = np.concatenate(seen)
+    assert len(np.unique(numbers)) == len(numbers)
 
 
 def test_a_log_std_that_cannot_be_learned_is_refused() -> None:

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from rl_training import PPO, Callback, StopOnReturn, train_dqn
-from rl_training.algorithms.generators import TorchGenerator
 from rl_training.errors import NonFiniteError
 from rl_training.experiment.checkpointing import find_checkpoint, prune, write_checkpoint
 from rl_training.runtime.evaluator import Evaluation
@@ -220,13 +219,6 @@ def test_a_policy_that_diverges_is_found_after_its_update(tmp_path: Path) -> Non
     agent = PPO(Enormous, output_dir=str(tmp_path), total_timesteps=200, algo_kwargs=kwargs)
     with pytest.raises(NonFiniteError, match=r"is not finite at step 8 "):
         agent.learn()
-
-
-def test_a_generators_state_does_not_depend_on_the_device() -> None:
-    # A checkpoint written on a GPU loads on a CPU: sampling uses generators of the host.
-    state = TorchGenerator(1).state_dict()["state"]
-    assert state.device.type == "cpu"
-    assert state.numel() == torch.Generator().get_state().numel()
 
 
 def test_a_wrapper_that_normalises_by_itself_is_warned_of(

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from rl_training.cli_doctor import register
+from rl_training.cli_evidence import register_evidence
 from rl_training.errors import RLTrainingError, UsageError
 
 app = typer.Typer(
@@ -288,3 +289,4 @@ def _load(checkpoint: Path, best: bool, device: str | None) -> Any:
 
 
 register(app)
+register_evidence(app, _reported)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -30,9 +29,10 @@ class DQNConfig(ValueBasedConfig):
 
 
 class LossResult(NamedTuple):
-    """A loss with its metrics, and the absolute error of each row."""
+    """A loss, its gradient with respect to `q`, metrics, and the absolute error of each row."""
 
     loss: Tensor
+    gradient: Tensor
     metrics: dict[str, Tensor]
     td_error: Tensor
 
@@ -50,24 +50,22 @@ def dqn_loss(
     Shapes: q, next_q and selector [B, A]. `q` is the online network at `obs`, `next_q` the target
     network at `next_obs`; `selector` chooses the next action, by default `next_q` itself.
     """
-    target = q_target(
-        batch.reward, batch.discount, next_q, next_q if selector is None else selector
-    )
+    target = q_target(batch.reward, batch.discount, next_q, selector)
     value = chosen(q, batch.action)
-    expect_shapes("B, B", value, batch.weight)
-    if kind == "huber":
-        error = F.huber_loss(value, target, reduction="none")
-    else:
-        error = 0.5 * F.mse_loss(value, target, reduction="none")
-    loss = (batch.weight * error).mean()
-    td_error = (target - value.detach()).abs()
-    metrics = {
-        "loss": loss.detach(),
-        "q_value_mean": value.detach().mean(),
-        "target_mean": target.mean(),
-        "td_error_mean": td_error.mean(),
-    }
-    return LossResult(loss, metrics, td_error)
+    expect_shapes("B, B, B", value, target, batch.weight)
+    error = value - target
+    # Huber's derivative is the error held within 1, and Huber itself slope * (error - slope / 2);
+    # the half square is the same without the bound.
+    slope = error.clamp(-1.0, 1.0) if kind == "huber" else error
+    weighted = slope * batch.weight
+    rows = torch.addcmul(weighted * error, weighted, slope, value=-0.5)
+    td_error = error.detach().abs()
+    means = torch.stack((rows, value, target, td_error)).mean(1)
+    names = ("loss", "q_value_mean", "target_mean", "td_error_mean")
+    metrics = dict(zip(names, means.detach().unbind(), strict=True))
+    column = weighted.detach().unsqueeze(1) / len(weighted)
+    gradient = torch.zeros_like(q).scatter_(1, batch.action.unsqueeze(1), column)
+    return LossResult(means[0], gradient, metrics, td_error)
 
 
 class DQN(ValueBased):
@@ -86,15 +84,15 @@ class DQN(ValueBased):
         super().__init__(model, hyper, spec, seed=seed, device=device)
         self.hyper = hyper
 
+    @torch.no_grad()
     def update(self, batch: Batch, moment: Moment) -> UpdateResult:
         """One gradient step, then the target network if it is due."""
         self.set_training(self.model, True)
-        with torch.no_grad():
-            next_q = self.target.module(batch.next_obs)
-            selector = self.model(batch.next_obs) if self.hyper.double else None
-        result = dqn_loss(
-            self.model(batch.obs), next_q, batch, selector=selector, kind=self.hyper.loss
-        )
-        self.optimizer.step(result.loss, self.learning_rate(moment))
+        next_q = self.target.module(batch.next_obs)
+        selector = self.model(batch.next_obs) if self.hyper.double else None
+        q, pull_back = self.vjp(batch.obs)
+        result = dqn_loss(q, next_q, batch, selector=selector, kind=self.hyper.loss)
+        pull_back(result.gradient)
+        self.optimizer.step(self.learning_rate(moment))
         self.target.update(moment)
         return UpdateResult(result.metrics, priorities=result.td_error)

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 
-
-class TorchGenerator:
-    """A torch generator on the host, whatever the device: its state must load anywhere."""
-
-    def __init__(self, seed: int) -> None:
-        self.torch = torch.Generator().manual_seed(seed)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The generator's state."""
-        return {"state": self.torch.get_state()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the generator."""
-        self.torch.set_state(state["state"])
+BLOCK = 4096  # rows drawn at once: a call of a generator costs more than the numbers it gives
 
 
 class NumpyGenerator:
@@ -36,3 +23,38 @@ class NumpyGenerator:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the generator."""
         self.numpy.bit_generator.state = state["state"]
+
+
+class BlockNoise:
+    """Random arrays for one vector step after another, drawn for many steps at once.
+
+    `draw(rng, rows)` gives an array of `rows` rows; each step takes as many as it has environments.
+    """
+
+    def __init__(self, seed: int, draw: Callable[[np.random.Generator, int], np.ndarray]) -> None:
+        self._draw = draw
+        self._rng = np.random.default_rng(seed)
+        self._used = 0
+        self._begin(1)
+
+    def step(self, num_envs: int) -> np.ndarray:
+        """Rows that no step had before."""
+        if self._used + num_envs > len(self._block):
+            self._begin(num_envs)
+        start, self._used = self._used, self._used + num_envs
+        return self._block[start : self._used]
+
+    def _begin(self, num_envs: int) -> None:
+        self._before = self._rng.bit_generator.state
+        self._block = self._draw(self._rng, max(BLOCK, num_envs))
+        self._used = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The generator's state before the block in use, its size, and how much of it was used."""
+        return {"rng": self._before, "rows": len(self._block), "used": self._used}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Draw the same block again."""
+        self._rng.bit_generator.state = state["rng"]
+        self._begin(state["rows"])
+        self._used = state["used"]

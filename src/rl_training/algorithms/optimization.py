@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adam import adam
 
 from rl_training.data.types import Moment
 
@@ -54,35 +53,41 @@ class Optimizer:
         self.max_grad_norm = max_grad_norm
         self._move = self._adam if name == "adam" else self._rmsprop
         self._values = self.flat.detach()
+        assert self.flat.grad is not None
+        self._grad = self.flat.grad
         self._mean, self._square = torch.zeros_like(self._values), torch.zeros_like(self._values)
         self._steps = torch.zeros((), device=self._values.device)
 
-    def step(self, loss: Tensor, learning_rate: float) -> None:
-        """Backpropagate `loss` and move the parameters."""
-        grad = self.flat.grad
-        assert grad is not None
-        grad.zero_()
-        loss.backward()  # type: ignore[no-untyped-call]
+    @torch.no_grad()
+    def step(self, learning_rate: float) -> None:
+        """Move the parameters against their gradients."""
         if self.max_grad_norm is not None:
-            # Scaling by a tensor keeps the device free of a host sync.
-            grad.mul_((self.max_grad_norm / (grad.norm() + 1e-6)).clamp(max=1.0))
-        self._move(grad, learning_rate)
+            self._clip(self.max_grad_norm)
+        self._move(self._grad, learning_rate)
+
+    def _clip(self, limit: float) -> None:
+        norm = torch.linalg.vector_norm(self._grad)
+        if self._grad.device.type == "cpu":  # where reading a number costs nothing
+            if (found := float(norm)) > limit:
+                self._grad.mul_(limit / (found + 1e-6))
+        else:
+            self._grad.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
 
     def _adam(self, grad: Tensor, learning_rate: float) -> None:
-        adam(
+        self._steps += 1
+        torch._fused_adam_(
             [self._values],
             [grad],
             [self._mean],
             [self._square],
             [],
             [self._steps],
-            fused=True,
-            amsgrad=False,
+            lr=learning_rate,
             beta1=0.9,
             beta2=0.999,
-            lr=learning_rate,
             weight_decay=0.0,
             eps=self.eps,
+            amsgrad=False,
             maximize=False,
         )
 

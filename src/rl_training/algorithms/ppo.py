@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.base import Acting, Algorithm, UpdateResult
 from rl_training.algorithms.checks import check_actor_critic
-from rl_training.algorithms.functional.distributions import ActionDistribution, distribution
+from rl_training.algorithms.functional import distributions
 from rl_training.algorithms.functional.gae import explained_variance, gae
 from rl_training.algorithms.functional.surrogate import Samples, normalized, ppo_losses
-from rl_training.algorithms.generators import NumpyGenerator, TorchGenerator
+from rl_training.algorithms.generators import BlockNoise, NumpyGenerator
+from rl_training.algorithms.gradients import vjp_of
 from rl_training.algorithms.optimization import Optimizer
 from rl_training.data.types import EnvSpec, Moment, PolicyState, Rollout
 from rl_training.experiment.config import (
@@ -79,15 +80,20 @@ class PPO(Algorithm):
         self.optimizer = Optimizer(
             self.model, eps=hyper.optimizer_eps, max_grad_norm=hyper.max_grad_norm
         )
-        self.actions = TorchGenerator(seed)
+        self.vjp = vjp_of(self.model, self._outputs)
+        self.actions = BlockNoise(seed, distributions.sampling_noise(spec))
         self.shuffling = NumpyGenerator(seed)
         self.parts = {"model": self.model, "optimizer": self.optimizer}
         self.parts |= {"actions": self.actions, "shuffling": self.shuffling}
 
-    def policy(self, obs: Tensor) -> ActionDistribution:
-        """The distribution of actions."""
-        log_std = getattr(self.model, "log_std", None)
-        return distribution(self.spec, self.model.policy(obs), log_std)
+    def policy(self, output: Tensor) -> distributions.ActionDistribution:
+        """The distribution of actions over the network's policy output."""
+        return distributions.distribution(self.spec, output, getattr(self.model, "log_std", None))
+
+    def _outputs(self, obs: Tensor) -> list[Tensor]:
+        """What the loss is a function of: policy outputs, values, log_std where there is one."""
+        log_std = [self.model.log_std] if self.spec.action_kind == "continuous" else []
+        return [self.model.policy(obs), self.model.value(obs), *log_std]
 
     @torch.inference_mode()
     def act(
@@ -101,35 +107,36 @@ class PPO(Algorithm):
     ) -> Acting:
         """Sampled actions, or the most likely ones."""
         self.set_training(self.model, False)
-        policy = self.policy(self.to_tensor(obs))
-        action = policy.sample(self.actions.torch) if explore else policy.mode()
+        policy = self.policy(self.model.policy(self.to_tensor(obs)))
+        noise = torch.from_numpy(self.actions.step(len(obs))) if explore else None
+        action = policy.mode() if noise is None else policy.sample(noise)
         return Acting(action.cpu().numpy(), state)
 
     def schedules(self, moment: Moment) -> dict[str, float]:
         """The learning rate and the clip range."""
-        hyper, when = self.hyper, (moment.env_steps, moment.horizon)
-        return {
-            "learning_rate": scheduled_value(hyper.learning_rate, *when),
-            "clip_range": scheduled_value(hyper.clip_range, *when),
-        }
+        scheduled = {name: getattr(self.hyper, name) for name in ("learning_rate", "clip_range")}
+        when = (moment.env_steps, moment.horizon)
+        return {name: scheduled_value(value, *when) for name, value in scheduled.items()}
 
+    @torch.no_grad()
     def update(self, rollout: Rollout, moment: Moment) -> UpdateResult:
         """All epochs over one rollout; a target KL may end them early."""
         samples, scheduled = self._samples(rollout), self.schedules(moment)
         self.set_training(self.model, True)
-        target_kl, seen, steps = self.hyper.target_kl, [], 0
-        for rows in self._minibatches(len(samples.obs)):
-            minibatch = Samples(*(x[rows] for x in samples))
-            loss, metrics = self._loss(minibatch, scheduled["clip_range"])
+        hyper, seen, steps = self.hyper, [], 0
+        for minibatch in self._minibatches(samples):
+            metrics = self._gradient(minibatch, scheduled["clip_range"])
             seen.append(metrics)
             # Reading the estimate waits for the device, so it is read only where it decides.
-            if target_kl is not None and float(metrics["approx_kl"]) > KL_MARGIN * target_kl:
+            if hyper.target_kl and float(metrics["approx_kl"]) > KL_MARGIN * hyper.target_kl:
                 break
-            self.optimizer.step(loss, scheduled["learning_rate"])
+            self.optimizer.step(scheduled["learning_rate"])
             steps += 1
         means = {name: torch.stack([m[name] for m in seen]).mean() for name in metrics}
-        explained = explained_variance(samples.value, samples.returns)
-        return UpdateResult(means | {"explained_variance": explained}, steps)
+        loss = means["policy_loss"] + hyper.value_coef * means["value_loss"]
+        means["loss"] = loss - hyper.entropy_coef * means["entropy"]
+        means["explained_variance"] = explained_variance(samples.value, samples.returns)
+        return UpdateResult(means, steps)
 
     @torch.no_grad()
     def _samples(self, rollout: Rollout) -> Samples:
@@ -144,33 +151,30 @@ class PPO(Algorithm):
         discount = hyper.gamma * (~rollout.terminated).float()
         trace = hyper.gamma * hyper.gae_lambda * (~rollout.ended).float()
         advantage = gae(rollout.reward, value, next_value.view(steps, envs), discount, trace)
-        log_prob = self.policy(obs).log_prob(action)
+        log_prob = self.policy(self.model.policy(obs)).log_prob(action)
         columns = (value.flatten(), advantage.flatten(), (advantage + value).flatten())
         rows = rollout.valid.flatten().nonzero().squeeze(1)
-        return Samples(*(x[rows] for x in (obs, action, log_prob, *columns)))
+        return Samples(*(x.index_select(0, rows) for x in (obs, action, log_prob, *columns)))
 
-    def _minibatches(self, count: int) -> Iterator[Tensor]:
+    def _minibatches(self, samples: Samples) -> Iterator[Samples]:
         """Shuffled rows in pieces of nearly equal size; a single row could not be normalised."""
+        count = len(samples.obs)
         pieces = max(1, min(-(-count // self.hyper.batch_size), count // 2))
         for _ in range(self.hyper.epochs):
-            shuffled = self.shuffling.numpy.permutation(count)
-            for rows in np.array_split(shuffled, pieces):
-                yield torch.from_numpy(rows).to(self.device)
+            order = torch.from_numpy(self.shuffling.numpy.permutation(count)).to(self.device)
+            shuffled = (x.index_select(0, order).tensor_split(pieces) for x in samples)
+            yield from map(Samples, *shuffled)
 
-    def _loss(self, old: Samples, clip_range: float) -> tuple[Tensor, dict[str, Tensor]]:
+    def _gradient(self, old: Samples, clip_range: float) -> dict[str, Tensor]:
+        """Leave the gradient of the minibatch's loss in the parameters; gives the loss's parts."""
         hyper = self.hyper
         if hyper.normalize_advantages:
             old = old._replace(advantage=normalized(old.advantage))
-        policy = self.policy(old.obs)
-        losses = ppo_losses(
-            policy.log_prob(old.action),
-            self.model.value(old.obs),
-            old,
-            clip_range=clip_range,
-            value_clip_range=hyper.value_clip_range,
-        )
-        entropy = policy.entropy().mean()
-        loss = losses.policy_loss + hyper.value_coef * losses.value_loss
-        loss = loss - hyper.entropy_coef * entropy
-        metrics = {"loss": loss, "entropy": entropy, **losses._asdict()}
-        return loss, {name: value.detach() for name, value in metrics.items()}
+        (output, value, *_), pull_back = self.vjp(old.obs)
+        policy = self.policy(output)
+        log_prob = policy.log_prob(old.action)
+        losses = ppo_losses(log_prob, value, old, clip_range, hyper.value_clip_range)
+        by_entropy = -hyper.entropy_coef / len(value)
+        by_policy = policy.gradient(old.action, losses.by_log_prob, by_entropy)
+        pull_back((by_policy[0], hyper.value_coef * losses.by_value, *by_policy[1:]))
+        return losses.metrics | {"entropy": policy.entropy().mean()}

@@ -10,6 +10,7 @@ from typing_extensions import Self
 
 from rl_training.algorithms.base import Acting, Algorithm
 from rl_training.algorithms.exploration import EpsilonGreedy
+from rl_training.algorithms.gradients import vjp_of
 from rl_training.algorithms.optimization import Optimizer, OptimizerName, TargetNetwork
 from rl_training.data.types import EnvSpec, Moment, PolicyState
 from rl_training.experiment.config import (
@@ -85,6 +86,7 @@ class ValueBased(Algorithm):
             eps=hyper.optimizer_eps,
             max_grad_norm=hyper.max_grad_norm,
         )
+        self.vjp = vjp_of(self.model)
         interval = hyper.target_update_interval or TARGET_UPDATE_INTERVAL
         self.target = TargetNetwork(self.model, self.optimizer, tau=hyper.tau, interval=interval)
         self.exploration = EpsilonGreedy(spec.num_actions, seed)
@@ -127,7 +129,10 @@ class ValueBased(Algorithm):
         if not explore:
             return Acting(self.greedy(obs), state)
         explores, action = self.exploration.draw(self.epsilon(moment), len(obs))
-        if not explores.all():
+        exploring = np.count_nonzero(explores)
+        if exploring == 0:
+            action = self.greedy(obs)
+        elif exploring < len(obs):
             action = np.where(explores, action, self.greedy(obs))
         return Acting(action, state)
 

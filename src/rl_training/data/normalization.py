@@ -51,8 +51,8 @@ class RunningMoments:
 class Normalizer(Protocol):
     """Normalises observations for acting (arrays) and for updates (tensors)."""
 
-    def observe(self, obs: np.ndarray) -> None:
-        """Take rows of training experience into account; never called by an evaluation."""
+    def observe(self, obs: np.ndarray, valid: np.ndarray) -> None:
+        """Take the valid rows of training experience into account; not called by evaluations."""
 
     def array(self, obs: np.ndarray) -> np.ndarray:
         """Rows on the host, normalised with the current statistics."""
@@ -70,7 +70,7 @@ class Normalizer(Protocol):
 class NoNormalizer:
     """Leaves observations as they are."""
 
-    def observe(self, obs: np.ndarray) -> None:
+    def observe(self, obs: np.ndarray, valid: np.ndarray) -> None:
         """Nothing to learn."""
 
     def array(self, obs: np.ndarray) -> np.ndarray:
@@ -100,9 +100,9 @@ class ObservationNormalizer:
         self._shift = self._moments.mean.astype(np.float32)
         self._scale = (1 / np.sqrt(self._moments.variance + EPS)).astype(np.float32)
 
-    def observe(self, obs: np.ndarray) -> None:
-        """Take rows into account."""
-        self._moments.add(obs)
+    def observe(self, obs: np.ndarray, valid: np.ndarray) -> None:
+        """Take the valid rows into account."""
+        self._moments.add(obs[valid])
         self._refresh()
 
     def array(self, obs: np.ndarray) -> np.ndarray:

@@ -52,15 +52,11 @@ class ReplayBuffer:
         self._action = np.zeros((slots, *spec.action_shape), spec.action_dtype)
         self._signal = np.zeros((slots, 2), np.float32)  # reward, gamma * (1 - terminated)
         self._valid = np.zeros(slots, np.bool_)
-        # The same memory seen by torch, which gathers rows faster.
-        self._obs_rows = torch.from_numpy(self._obs)
-        self._action_rows = torch.from_numpy(self._action)
-        self._signal_rows = torch.from_numpy(self._signal)
         self._base = np.arange(num_envs) * self._rows
-        self._head = np.zeros(num_envs, np.int64)  # the row the next transition goes to
-        self._started = np.zeros(num_envs, np.bool_)
+        self._head = self._base + self._rows - 1  # the slot that holds the newest observation
         self._extent = 0  # rows ever written, the largest over environments
         self._rng = np.random.default_rng(seed)
+        self._batches: dict[int, _BatchMemory] = {}
 
     @classmethod
     def build(
@@ -109,55 +105,58 @@ class ReplayBuffer:
 
     def add(self, step: Transitions) -> None:
         """Store the valid rows of one vector step, each in its environment's ring."""
-        envs = np.flatnonzero(step.valid)
-        # A new episode leaves the row with the last observation of the one before it alone.
-        after_tail = step.first[envs] & self._started[envs]
-        rows = (self._head[envs] + after_tail) % self._rows
-        following = (rows + 1) % self._rows
-        here, there = self._base[envs] + rows, self._base[envs] + following
-        self._obs[here] = step.obs[envs]
+        all_valid = np.count_nonzero(step.valid) == self.num_envs
+        envs = slice(None) if all_valid else np.flatnonzero(step.valid)
+        here = self._head[envs]
+        if np.count_nonzero(first := step.first[envs]):
+            # A new episode leaves the row with the last observation of the one before it alone.
+            here = np.where(first, self._successors(here), here)
+            self._obs[here] = step.obs[envs]
+        # Elsewhere the row holds the observation already: it was the last step's successor.
+        there = self._successors(here)
         self._obs[there] = step.next_obs[envs]
         self._action[here] = step.action[envs]
         self._signal[here, 0] = step.reward[envs]
-        self._signal[here, 1] = self.gamma * (1.0 - step.terminated[envs])
+        self._signal[here, 1] = np.where(step.terminated[envs], 0.0, self.gamma)
         self._valid[here] = True
         self._valid[there] = False
-        self._head[envs] = following
-        self._started[envs] = True
-        if self._extent < self._rows and len(rows):
-            wrapped = (following < rows).any()
-            self._extent = self._rows if wrapped else max(self._extent, int(following.max()) + 1)
+        self._extend(here, there)
+        self._head[envs] = there
+
+    def _extend(self, here: np.ndarray, there: np.ndarray) -> None:
+        if self._extent < self._rows and len(here):
+            newest = int((there % self._rows).max())
+            wrapped = np.count_nonzero(there < here)
+            self._extent = self._rows if wrapped else max(self._extent, newest + 1)
 
     def sample(self, batch_size: int) -> Batch:
-        """Draw transitions uniformly, with replacement."""
-        slots = self._draw(batch_size)
-        here = torch.from_numpy(slots)
-        there = torch.from_numpy(self._successors(slots))
-        reward, discount = self._signal_rows.index_select(0, here).unbind(1)
-        return Batch(
-            obs=self._to_device(self._obs_rows.index_select(0, here)),
-            action=self._to_device(self._action_rows.index_select(0, here)),
-            reward=self._to_device(reward),
-            next_obs=self._to_device(self._obs_rows.index_select(0, there)),
-            discount=self._to_device(discount),
-            weight=torch.ones(batch_size, device=self.device),
-            slots=slots,
-        )
+        """Draw transitions uniformly, with replacement; the next call overwrites the batch."""
+        if batch_size not in self._batches:
+            self._batches[batch_size] = _BatchMemory(self, batch_size)
+        memory, slots = self._batches[batch_size], self._draw(batch_size)
+        # `clip` skips a copy that `raise` makes; the slots are in range.
+        self._obs.take(slots, 0, memory.obs, "clip")
+        self._obs.take(self._successors(slots), 0, memory.next_obs, "clip")
+        self._action.take(slots, 0, memory.action, "clip")
+        self._signal.take(slots, 0, memory.signal, "clip")
+        return memory.batch(slots, self.device)
 
     def update_priorities(self, slots: np.ndarray, priorities: torch.Tensor) -> None:
         """Uniform replay has no priorities; the call is part of every buffer's interface."""
 
     def _draw(self, count: int) -> np.ndarray:
-        if not self._started.any():
+        if not self._extent:
             raise UsageError("the replay buffer is empty: add transitions before sampling")
         slots = self._candidates(count)
         # Tail rows and rows not yet written are drawn again: what remains is uniform.
-        while (wrong := np.flatnonzero(~self._valid[slots])).size:
+        while np.count_nonzero(valid := self._valid.take(slots)) < count:
+            wrong = np.flatnonzero(~valid)
             slots[wrong] = self._candidates(wrong.size)
         return slots
 
     def _candidates(self, count: int) -> np.ndarray:
-        drawn = self._rng.integers(0, self._extent * self.num_envs, count)
+        # Scaled floats: faster than drawing integers, and no less uniform below 2**53 slots.
+        drawn = (self._rng.random(count) * (self._extent * self.num_envs)).astype(np.int64)
         if self.num_envs == 1 or self._extent == self._rows:
             return drawn
         env, row = np.divmod(drawn, self._extent)
@@ -165,13 +164,10 @@ class ReplayBuffer:
 
     def _successors(self, slots: np.ndarray) -> np.ndarray:
         following = slots + 1
-        following[following % self._rows == 0] -= self._rows
+        last = following % self._rows == 0
+        if np.count_nonzero(last):
+            following[last] -= self._rows
         return following
-
-    def _to_device(self, rows: torch.Tensor) -> torch.Tensor:
-        if self.device.type == "cpu":
-            return rows
-        return rows.pin_memory().to(self.device, non_blocking=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on as if never stopped; rows never written are left out."""
@@ -180,7 +176,6 @@ class ReplayBuffer:
             "num_envs": self.num_envs,
             "extent": self._extent,
             "head": self._head.copy(),
-            "started": self._started.copy(),
             "obs": self._written(self._obs),
             "action": self._written(self._action),
             "signal": self._written(self._signal),
@@ -198,7 +193,6 @@ class ReplayBuffer:
                 )
         self._extent = state["extent"]
         self._head[:] = state["head"]
-        self._started[:] = state["started"]
         self._valid[:] = False
         for name in ("obs", "action", "signal", "valid"):
             self._written_view(getattr(self, f"_{name}"))[:] = state[name]
@@ -209,3 +203,36 @@ class ReplayBuffer:
 
     def _written_view(self, array: np.ndarray) -> np.ndarray:
         return array.reshape(self.num_envs, self._rows, *array.shape[1:])[:, : self._extent]
+
+
+class _BatchMemory:
+    """Memory for the batches of one size, used again for each."""
+
+    def __init__(self, buffer: ReplayBuffer, batch_size: int) -> None:
+        stores = (buffer._obs, buffer._obs, buffer._action, buffer._signal)
+        self.obs, self.next_obs, self.action, self.signal = (
+            np.empty((batch_size, *store.shape[1:]), store.dtype) for store in stores
+        )
+        reward, discount = torch.from_numpy(self.signal).unbind(1)
+        self._host = Batch(
+            obs=torch.from_numpy(self.obs),
+            action=torch.from_numpy(self.action),
+            reward=reward,
+            next_obs=torch.from_numpy(self.next_obs),
+            discount=discount,
+            weight=torch.ones(batch_size),
+            slots=np.empty(batch_size, np.int64),
+        )
+
+    def batch(self, slots: np.ndarray, device: torch.device) -> Batch:
+        """What was gathered, on the device."""
+        host = self._host._replace(slots=slots)
+        if device.type == "cpu":
+            return host
+        # Pinning copies, so a transfer in flight is not overwritten by the next batch.
+        return host._replace(
+            **{
+                name: getattr(host, name).pin_memory().to(device, non_blocking=True)
+                for name in host._fields[:-1]
+            }
+        )

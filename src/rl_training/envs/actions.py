@@ -55,12 +55,13 @@ class ChoiceCodec:
     def __init__(self, kind: str, sizes: dict[str, Any], start: Any, dtype: Any) -> None:
         self.sizes = {"action_kind": kind, **sizes}
         self._start = np.asarray(start, dtype)
+        self._shifts = bool(self._start.any())
         self._dtype = np.dtype(dtype)
 
     def decode(self, action: np.ndarray) -> np.ndarray:
         """Shifted choices in the space's own type."""
-        shifted: np.ndarray = action.astype(self._dtype, copy=False) + self._start
-        return shifted
+        choices = action.astype(self._dtype, copy=False)
+        return choices + self._start if self._shifts else choices
 
 
 class BoxCodec:

@@ -92,7 +92,8 @@ def make_vector_env(
     try:
         if vectorization == "async":
             return AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
-        return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+        # The collector copies every observation itself.
+        return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP, copy=False)
     except _MadeVectorEnv as made:
         _refuse_options(made.venv, {}, wrappers)
         return _checked_number(made.venv, num_envs)

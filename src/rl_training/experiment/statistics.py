@@ -15,7 +15,11 @@ def interquartile_mean(values: Sequence[float] | np.ndarray) -> float:
 def bootstrap_interval(
     values: Sequence[float], *, confidence: float = 0.95, resamples: int = 10_000
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of the interquartile mean; always the same for one input."""
+    """Percentile bootstrap interval of the interquartile mean; always the same for one input.
+
+    The stratified bootstrap of Agarwal et al. draws the runs of each environment anew. The values
+    here are the runs of one environment, so there is one stratum.
+    """
     data = np.asarray(values, float)
     rng = np.random.default_rng(0)
     draws = data[rng.integers(0, len(data), (resamples, len(data)))]

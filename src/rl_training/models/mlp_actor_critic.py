@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from rl_training.data.types import EnvSpec
 from rl_training.experiment.config import HyperParameters
-from rl_training.models.blocks import mlp, orthogonal
+from rl_training.models.blocks import MLP
 
 
 class MLPActorCritic(nn.Module):
@@ -30,10 +30,10 @@ class MLPActorCritic(nn.Module):
         log_std_init: float = 0.0,
     ) -> None:
         super().__init__()
-        self.actor = mlp((obs_dim, *hidden_sizes, policy_outputs), activation=nn.Tanh)
-        self.critic = mlp((obs_dim, *hidden_sizes, 1), activation=nn.Tanh)
-        orthogonal(self.actor, last_gain=0.01)
-        orthogonal(self.critic, last_gain=1.0)
+        self.actor = MLP((obs_dim, *hidden_sizes, policy_outputs), activation="tanh")
+        self.critic = MLP((obs_dim, *hidden_sizes, 1), activation="tanh")
+        self.actor.init_orthogonal(last_gain=0.01)
+        self.critic.init_orthogonal(last_gain=1.0)
         if gaussian:
             self.log_std = nn.Parameter(torch.full((policy_outputs,), log_std_init))
 
@@ -61,3 +61,20 @@ class MLPActorCritic(nn.Module):
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Policy outputs and values."""
         return self.policy(obs), self.value(obs)
+
+    def vjp(self, obs: Tensor) -> tuple[tuple[Tensor, Tensor], Callable[[Sequence[Tensor]], None]]:
+        """Policy outputs and values, and the function from their gradients to the parameters'.
+
+        With continuous actions it takes a third gradient, that of `log_std`.
+        """
+        outputs, to_actor = self.actor.vjp(obs)
+        values, to_critic = self.critic.vjp(obs)
+
+        def pull_back(grads: Sequence[Tensor]) -> None:
+            to_actor(grads[0])
+            to_critic(grads[1].unsqueeze(-1))
+            for grad in grads[2:]:
+                assert self.log_std.grad is not None
+                self.log_std.grad.copy_(grad)
+
+        return (outputs, values.squeeze(-1)), pull_back

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rl_training.data.types import EnvSpec
 from rl_training.experiment.config import HyperParameters
-from rl_training.models.blocks import mlp
+from rl_training.models.blocks import MLP, PullBack
 
 
 class MLPQNetwork(nn.Module):
@@ -22,7 +22,7 @@ class MLPQNetwork(nn.Module):
         self, obs_dim: int, action_dim: int, hidden_sizes: Sequence[int] = (256, 256)
     ) -> None:
         super().__init__()
-        self.layers = mlp((obs_dim, *hidden_sizes, action_dim))
+        self.layers = MLP((obs_dim, *hidden_sizes, action_dim))
 
     @classmethod
     def build(cls, spec: EnvSpec, hyper: HyperParameters) -> MLPQNetwork:
@@ -33,6 +33,10 @@ class MLPQNetwork(nn.Module):
         """Q-values (batch, action_dim) of observations (batch, obs_dim)."""
         values: Tensor = self.layers(obs)
         return values
+
+    def vjp(self, obs: Tensor) -> tuple[Tensor, PullBack]:
+        """Q-values, and the function from their gradient to the parameters' gradients."""
+        return self.layers.vjp(obs)
 
     def act(self, obs: Tensor) -> Tensor:
         """The greedy action of each row."""

@@ -78,13 +78,19 @@ class Collector:
             )
         except Exception as error:
             raise self._env_error("step", error) from error
-        valid = ~self._resetting if self.mode is AutoresetMode.NEXT_STEP else self._all_rows
-        done = (terminated | truncated) & valid
-        following, upcoming = self._successors(self.adapter.encode(raw), done, info)
+        done = terminated | truncated
+        valid = self._all_rows
+        if self.mode is AutoresetMode.NEXT_STEP:
+            valid = ~self._resetting
+            done &= valid
+        ended = np.count_nonzero(done)
+        following = upcoming = self.adapter.encode(raw)
+        if ended and self.mode is not AutoresetMode.NEXT_STEP:
+            following, upcoming = self._around_the_end(following, done, info)
         step = Transitions(
             obs=obs,
             action=acting.action,
-            reward=self._checked_reward(np.asarray(reward, np.float32), valid),
+            reward=self._checked_reward(reward.astype(np.float32), valid),
             next_obs=self._checked(following),
             terminated=terminated,
             truncated=truncated,
@@ -97,15 +103,13 @@ class Collector:
             self._first, self._resetting = self._resetting, done
         else:
             self._first = done
-        self._count(step, done)
+        self._count(step, done if ended else None)
         return step
 
-    def _successors(
+    def _around_the_end(
         self, obs: np.ndarray, done: np.ndarray, info: dict[str, Any]
     ) -> tuple[np.ndarray, np.ndarray]:
         """The true successors, and the observations the next step starts from."""
-        if self.mode is AutoresetMode.NEXT_STEP or not done.any():
-            return obs, obs
         if self.mode is AutoresetMode.SAME_STEP:
             final = obs.copy()
             for row in np.flatnonzero(done):
@@ -117,15 +121,15 @@ class Collector:
             raise self._env_error("reset", error) from error
         return obs, self._checked(self.adapter.encode(restarted))
 
-    def _count(self, step: Transitions, done: np.ndarray) -> None:
+    def _count(self, step: Transitions, done: np.ndarray | None) -> None:
         self.steps += 1
-        self._returns += np.where(step.valid, step.reward, 0.0)
+        self._returns += step.reward * step.valid
         self._lengths += step.valid
-        if not done.any():
+        if done is None:
             return
         for row in np.flatnonzero(done):
             self.episodes.append(Episode(float(self._returns[row]), int(self._lengths[row])))
-        self.episodes_finished += int(np.count_nonzero(done))
+            self.episodes_finished += 1
         self._returns[done] = 0.0
         self._lengths[done] = 0
 

@@ -17,7 +17,7 @@ def run_off_policy(run: TrainingRun) -> None:
     while run.active:
         step = run.collector.step(run.explore)
         buffer.add(step)
-        normalizer.observe(step.obs[step.valid])
+        normalizer.observe(step.obs, step.valid)
         progress.env_steps += int(np.count_nonzero(step.valid))
         for _ in range(progress.updates_owed()):
             batch = normalizer.batch(buffer.sample(run.hyper.batch_size))

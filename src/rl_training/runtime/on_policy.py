@@ -22,7 +22,7 @@ def run_on_policy(run: TrainingRun) -> None:
             taken = rollout.take()
             result = algorithm.update(normalizer.batch(taken), progress.moment)
             # Only now: acting and updating on one rollout use the same statistics.
-            normalizer.observe(taken.obs[taken.valid].cpu().numpy())
+            normalizer.observe(taken.obs.cpu().numpy(), taken.valid.cpu().numpy())
             progress.updates += result.gradient_steps
             run.record(result.metrics)
             run.check_finite()  # a policy that is not finite cannot be sampled from

@@ -1,17 +1,20 @@
 """Action distributions over a network's output, one class per kind of action space.
 
-Each has `sample`, `mode`, `log_prob` and `entropy`, with a row per environment or batch row.
-Log-probabilities and entropies are summed over the parts of an action. Samples are drawn with a
-generator of the host and stay there, where the environments are.
+Each has `sample`, `mode`, `log_prob` and `entropy`, with a row per environment or batch row, and
+the gradient of the last two written out. Log-probabilities and entropies are summed over the parts
+of an action. A sample is a function of the output and of noise drawn on the host, and stays there,
+where the environments are.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Protocol
 
+import numpy as np
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from rl_training.data.types import EnvSpec
 
@@ -21,8 +24,8 @@ _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 class ActionDistribution(Protocol):
     """What a policy needs of a distribution."""
 
-    def sample(self, generator: Generator) -> Tensor:
-        """A random action per row."""
+    def sample(self, noise: Tensor) -> Tensor:
+        """A random action per row, from noise in the shape of the network's output."""
 
     def mode(self) -> Tensor:
         """The most likely action per row; the mean of a Gaussian."""
@@ -33,16 +36,26 @@ class ActionDistribution(Protocol):
     def entropy(self) -> Tensor:
         """Entropy per row."""
 
+    def gradient(
+        self, action: Tensor, by_log_prob: Tensor, by_entropy: float
+    ) -> tuple[Tensor, ...]:
+        """Gradient with respect to the output, and to the log standard deviation if there is one.
+
+        `by_log_prob` [B] and `by_entropy` are the derivatives of the loss by each row's
+        log-probability and entropy.
+        """
+
 
 class Categorical:
     """One of A choices, from logits [B, A]; actions [B]."""
 
     def __init__(self, logits: Tensor) -> None:
         self.log_probs = logits.log_softmax(-1)
+        self.probs = self.log_probs.exp()
 
-    def sample(self, generator: Generator) -> Tensor:
-        """A random choice per row."""
-        return torch.multinomial(self.log_probs.exp().cpu(), 1, generator=generator).squeeze(-1)
+    def sample(self, noise: Tensor) -> Tensor:
+        """The largest of logits plus Gumbel noise: each choice with its probability."""
+        return (self.log_probs.cpu() + noise).argmax(-1)
 
     def mode(self) -> Tensor:
         """The most likely choice."""
@@ -54,18 +67,28 @@ class Categorical:
 
     def entropy(self) -> Tensor:
         """Entropy in nats."""
-        return -(self.log_probs.exp() * self.log_probs).sum(-1)
+        return -(self.probs * self.log_probs).sum(-1)
+
+    def gradient(self, action: Tensor, by_log_prob: Tensor, by_entropy: float) -> tuple[Tensor]:
+        """Of a log-probability: one for the choice, minus the probabilities."""
+        rows = by_log_prob.unsqueeze(-1)
+        scale = rows
+        if by_entropy:
+            scale = rows + by_entropy * (self.log_probs + self.entropy().unsqueeze(-1))
+        return ((-self.probs * scale).scatter_add_(-1, action.unsqueeze(-1), rows),)
 
 
 class MultiCategorical:
     """Several independent choices, from concatenated logits [B, sum of sizes]; actions [B, K]."""
 
     def __init__(self, logits: Tensor, sizes: tuple[int, ...]) -> None:
-        self.parts = [Categorical(part) for part in torch.split(logits, list(sizes), dim=-1)]
+        self.sizes = list(sizes)
+        self.parts = [Categorical(part) for part in torch.split(logits, self.sizes, -1)]
 
-    def sample(self, generator: Generator) -> Tensor:
+    def sample(self, noise: Tensor) -> Tensor:
         """A random choice per part."""
-        return torch.stack([part.sample(generator) for part in self.parts], -1)
+        noises = zip(self.parts, torch.split(noise, self.sizes, -1), strict=True)
+        return torch.stack([part.sample(own) for part, own in noises], -1)
 
     def mode(self) -> Tensor:
         """The most likely choice per part."""
@@ -80,6 +103,12 @@ class MultiCategorical:
         """Sum over the parts."""
         return torch.stack([part.entropy() for part in self.parts], -1).sum(-1)
 
+    def gradient(self, action: Tensor, by_log_prob: Tensor, by_entropy: float) -> tuple[Tensor]:
+        """Side by side."""
+        chosen = zip(self.parts, action.unbind(-1), strict=True)
+        grads = [part.gradient(choice, by_log_prob, by_entropy)[0] for part, choice in chosen]
+        return (torch.cat(grads, -1),)
+
 
 class Bernoulli:
     """Independent switches, from logits [B, K]; actions [B, K] of 0 and 1."""
@@ -87,9 +116,9 @@ class Bernoulli:
     def __init__(self, logits: Tensor) -> None:
         self.logits = logits
 
-    def sample(self, generator: Generator) -> Tensor:
-        """A random position per switch."""
-        return torch.bernoulli(self.logits.sigmoid().cpu(), generator=generator).long()
+    def sample(self, noise: Tensor) -> Tensor:
+        """On where the logit plus logistic noise is positive: with the switch's probability."""
+        return (self.logits.cpu() + noise > 0).long()
 
     def mode(self) -> Tensor:
         """The more likely position."""
@@ -106,6 +135,12 @@ class Bernoulli:
         # H = softplus(l) - l * p, stable for any logit.
         return (torch.nn.functional.softplus(self.logits) - self.logits * p).sum(-1)
 
+    def gradient(self, action: Tensor, by_log_prob: Tensor, by_entropy: float) -> tuple[Tensor]:
+        """Of a log-probability: the position minus its probability."""
+        p = self.logits.sigmoid()
+        grad = by_log_prob.unsqueeze(-1) * (action - p)
+        return (grad - by_entropy * self.logits * p * (1 - p),)
+
 
 class DiagonalGaussian:
     """Independent normals with means [B, K] and one log standard deviation [K] for all rows."""
@@ -114,10 +149,9 @@ class DiagonalGaussian:
         self.mean = mean
         self.log_std = log_std
 
-    def sample(self, generator: Generator) -> Tensor:
-        """A random point; it may lie outside the action bounds, which clip it at the boundary."""
-        noise = torch.empty(self.mean.shape).normal_(generator=generator)
-        return (self.mean + self.log_std.exp() * noise.to(self.mean.device)).cpu()
+    def sample(self, noise: Tensor) -> Tensor:
+        """Mean plus scaled normal noise; the action bounds clip it at the boundary."""
+        return self.mean.cpu() + self.log_std.exp().cpu() * noise
 
     def mode(self) -> Tensor:
         """The mean."""
@@ -132,6 +166,15 @@ class DiagonalGaussian:
         """Entropy in nats, the same for every row."""
         return (self.log_std + 0.5 + _LOG_SQRT_2PI).sum().expand(self.mean.shape[:-1])
 
+    def gradient(
+        self, action: Tensor, by_log_prob: Tensor, by_entropy: float
+    ) -> tuple[Tensor, Tensor]:
+        """Of a log-density: z / std for the mean, z^2 - 1 for the log standard deviation."""
+        rows, scale = by_log_prob.unsqueeze(-1), (-self.log_std).exp()
+        z = (action - self.mean) * scale
+        by_log_std = (rows * (z * z - 1)).sum(0) + by_entropy * len(z)
+        return rows * z * scale, by_log_std
+
 
 def distribution(spec: EnvSpec, output: Tensor, log_std: Tensor | None) -> ActionDistribution:
     """The distribution of `spec`'s kind of action over a policy's output."""
@@ -143,3 +186,15 @@ def distribution(spec: EnvSpec, output: Tensor, log_std: Tensor | None) -> Actio
         return Bernoulli(output)
     assert log_std is not None
     return DiagonalGaussian(output, log_std)
+
+
+def sampling_noise(spec: EnvSpec) -> Callable[[np.random.Generator, int], np.ndarray]:
+    """Draws the noise that `sample` takes for `spec`'s kind of action, a row per action."""
+    kinds: dict[str, str] = {"continuous": "normal", "multi_binary": "logistic"}
+    name = kinds.get(spec.action_kind, "gumbel")
+
+    def draw(rng: np.random.Generator, rows: int) -> np.ndarray:
+        noise: np.ndarray = getattr(rng, name)(size=(rows, spec.policy_outputs))
+        return noise.astype(np.float32)
+
+    return draw

@@ -19,12 +19,11 @@ def gae(
     """
     expect_shapes("T N, T N, T N, T N, T N", reward, value, next_value, discount, trace)
     delta = reward + discount * next_value - value
-    advantage = torch.empty_like(delta)
-    running = torch.zeros_like(delta[0])
-    for t in reversed(range(len(delta))):
-        running = torch.addcmul(delta[t], trace[t], running)
-        advantage[t] = running
-    return advantage
+    running, advantages = torch.zeros_like(delta[0]), []
+    for step, carried in zip(reversed(delta.unbind()), reversed(trace.unbind()), strict=True):
+        running = torch.addcmul(step, carried, running)
+        advantages.append(running)
+    return torch.stack(advantages[::-1])
 
 
 def explained_variance(value: Tensor, returns: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rl_training.algorithms.functional.shapes import expect_shapes
@@ -23,26 +22,33 @@ class Samples(NamedTuple):
 
 
 class Losses(NamedTuple):
-    """The parts of the objective, and how far the policy has moved."""
+    """The parts of the objective, how far the policy has moved, and the parts' gradients [B]."""
 
     policy_loss: Tensor
     value_loss: Tensor
     approx_kl: Tensor
     clip_fraction: Tensor
+    by_log_prob: Tensor
+    by_value: Tensor
+
+    @property
+    def metrics(self) -> dict[str, Tensor]:
+        """The numbers by name."""
+        return dict(zip(self._fields[:4], self[:4], strict=True))
 
 
 def normalized(advantage: Tensor) -> Tensor:
     """Advantages [B] to mean 0 and standard deviation 1; a single one stays as it is."""
     if len(advantage) == 1:
         return advantage
-    return (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    std, mean = torch.std_mean(advantage)
+    return (advantage - mean) / (std + 1e-8)
 
 
 def ppo_losses(
     log_prob: Tensor,
     value: Tensor,
     old: Samples,
-    *,
     clip_range: float,
     value_clip_range: float | None = None,
 ) -> Losses:
@@ -55,12 +61,26 @@ def ppo_losses(
     log_ratio = log_prob - old.log_prob
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip_range, 1 + clip_range)
-    policy_loss = -torch.minimum(ratio * old.advantage, clipped * old.advantage).mean()
-    error = F.mse_loss(value, old.returns, reduction="none")
+    gain, bounded = ratio * old.advantage, clipped * old.advantage
+    error = value - old.returns
+    squared, by_value = error.square(), 2.0 * error
     if value_clip_range is not None:
         near = old.value + (value - old.value).clamp(-value_clip_range, value_clip_range)
-        error = torch.maximum(error, F.mse_loss(near, old.returns, reduction="none"))
-    with torch.no_grad():
-        approx_kl = (ratio - 1 - log_ratio).mean()
-        clip_fraction = ((ratio - 1).abs() > clip_range).float().mean()
-    return Losses(policy_loss, error.mean(), approx_kl, clip_fraction)
+        held, inside = (near - old.returns).square(), (value - old.value).abs() <= value_clip_range
+        by_held = torch.where(inside, 2.0 * (near - old.returns), 0.0)
+        by_value = torch.where(squared >= held, by_value, by_held)
+        squared = torch.maximum(squared, held)
+    kl, outside = ratio - 1 - log_ratio, (clipped != ratio).float()
+    rows = torch.stack((-torch.minimum(gain, bounded), squared, kl, outside))
+    count = len(ratio)
+    # The bounded gain does not change with the policy; where it counts, the gradient is zero.
+    by_log_prob = torch.where(gain <= bounded, gain, 0.0).div(-count)
+    policy_loss, value_loss, approx_kl, clip_fraction = rows.mean(1).unbind()
+    return Losses(
+        policy_loss,
+        value_loss,
+        approx_kl.detach(),
+        clip_fraction.detach(),
+        by_log_prob.detach(),
+        by_value.detach().div(count),
+    )

@@ -1,0 +1,86 @@
+"""Stable-Baselines3, with sb3-contrib installed beside it.
+
+It wraps every environment in its `Monitor`, as it does by itself. No other deviation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.probe import Probe, main
+from benchmarks.workloads import DQNWorkload, PPOWorkload, Workload
+
+
+def environments(w: Workload) -> Any:
+    """A DummyVecEnv, its synchronous kind, which resets an environment in the step that ends it."""
+    from stable_baselines3.common.env_util import make_vec_env
+
+    return make_vec_env(w.env_id, w.num_envs)
+
+
+def dqn_keys(w: DQNWorkload) -> dict[str, Any]:
+    """Arguments of DQN that SBX takes too."""
+    transitions, updates = w.cycle
+    return {
+        "learning_rate": w.learning_rate,
+        "buffer_size": w.buffer_size,
+        "learning_starts": w.learning_starts,
+        "batch_size": w.batch_size,
+        "gamma": w.gamma,
+        "train_freq": transitions // w.num_envs,  # counted in vector steps
+        "gradient_steps": updates,
+        "target_update_interval": w.target_every,
+        "exploration_fraction": w.epsilon_fraction,
+        "exploration_final_eps": w.final_epsilon,
+        "device": "cpu",
+        "seed": 0,
+    }
+
+
+def ppo_keys(w: PPOWorkload) -> dict[str, Any]:
+    """Arguments of PPO that SBX takes too."""
+    return {
+        "learning_rate": w.learning_rate,
+        "n_steps": w.num_steps,
+        "batch_size": w.batch_size,
+        "n_epochs": w.epochs,
+        "gamma": w.gamma,
+        "gae_lambda": w.gae_lambda,
+        "clip_range": w.clip_range,
+        "vf_coef": w.value_coef,
+        "max_grad_norm": w.max_grad_norm,
+        "policy_kwargs": {  # tanh and separate networks by default
+            "net_arch": {"pi": list(w.hidden), "vf": list(w.hidden)},
+            "optimizer_kwargs": {"eps": w.adam_eps},
+        },
+        "device": "cpu",
+        "seed": 0,
+    }
+
+
+def dqn(w: DQNWorkload, probe: Probe) -> None:
+    """DQN; ReLU and smooth_l1_loss, which is the Huber loss, are built in."""
+    from stable_baselines3 import DQN
+
+    probe.count_torch_optimizers()
+    model = DQN(
+        "MlpPolicy",
+        environments(w),
+        **dqn_keys(w),
+        max_grad_norm=w.max_grad_norm,
+        policy_kwargs={"net_arch": list(w.hidden)},
+    )
+    model.learn(w.budget)
+
+
+def ppo(w: PPOWorkload, probe: Probe) -> None:
+    """PPO."""
+    from stable_baselines3 import PPO
+
+    probe.count_torch_optimizers()
+    PPO("MlpPolicy", environments(w), **ppo_keys(w)).learn(w.budget)
+
+
+if __name__ == "__main__":
+    packages = ("stable-baselines3", "sb3-contrib", "torch", "gymnasium", "numpy")
+    main("sb3", packages, {"dqn": dqn, "ppo": ppo})

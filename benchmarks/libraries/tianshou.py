@@ -1,0 +1,98 @@
+"""Tianshou 2, through its procedural interface.
+
+Deviations: its DQN takes no gradient-norm bound, so nothing is clipped there, and it evaluates the
+online network on the next observations also where the target network alone chooses. Epsilon is at
+its final value as soon as the random play is over. As they do by themselves, its trainers look for
+NaNs in the whole buffer after each collection.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.probe import Probe, main
+from benchmarks.workloads import DQNWorkload, PPOWorkload, Workload
+
+
+def parts(w: Workload, probe: Probe) -> tuple[Any, Any, dict[str, Any]]:
+    """Synchronous environments, their action space, and what every trainer is told."""
+    import gymnasium as gym
+    from tianshou.env import DummyVectorEnv
+
+    probe.count_torch_optimizers()
+    envs = DummyVectorEnv([lambda: gym.make(w.env_id) for _ in range(w.num_envs)])
+    params = {
+        "max_epochs": 1,
+        "epoch_num_steps": w.budget,
+        "collection_step_num_env_steps": w.cycle[0],
+        "batch_size": w.batch_size,
+        "test_collector": None,
+        "verbose": False,
+        "show_progress": False,
+    }
+    return envs, gym.make(w.env_id).action_space, params
+
+
+def dqn(w: DQNWorkload, probe: Probe) -> None:
+    """DQN; its target network is copied after a number of gradient steps."""
+    from tianshou.algorithm import DQN
+    from tianshou.algorithm.modelfree.dqn import DiscreteQLearningPolicy
+    from tianshou.algorithm.optim import AdamOptimizerFactory
+    from tianshou.data import Collector, VectorReplayBuffer
+    from tianshou.trainer import OffPolicyTrainerParams
+    from tianshou.utils.net.common import Net
+
+    envs, action_space, params = parts(w, probe)
+    net = Net(state_shape=w.obs_dim, action_shape=w.num_actions, hidden_sizes=w.hidden)
+    policy = DiscreteQLearningPolicy(
+        model=net, action_space=action_space, eps_training=w.final_epsilon
+    )
+    algorithm = DQN(
+        policy=policy,
+        optim=AdamOptimizerFactory(lr=w.learning_rate),
+        gamma=w.gamma,
+        target_update_freq=max(1, w.target_every // w.steps_per_update),
+        is_double=False,
+        huber_loss_delta=1.0,
+    )
+    collector = Collector(algorithm, envs, VectorReplayBuffer(w.buffer_size, w.num_envs))
+    collector.reset()
+    collector.collect(n_step=w.learning_starts, random=True)
+    params["update_step_num_gradient_steps_per_sample"] = 1 / w.steps_per_update
+    algorithm.run_training(OffPolicyTrainerParams(training_collector=collector, **params))
+
+
+def ppo(w: PPOWorkload, probe: Probe) -> None:
+    """PPO; values of observations and of their successors are computed after each rollout."""
+    from tianshou.algorithm import PPO
+    from tianshou.algorithm.modelfree.reinforce import DiscreteActorPolicy
+    from tianshou.algorithm.optim import AdamOptimizerFactory
+    from tianshou.data import Collector, VectorReplayBuffer
+    from tianshou.trainer import OnPolicyTrainerParams
+    from tianshou.utils.net.common import Net
+    from tianshou.utils.net.discrete import DiscreteActor, DiscreteCritic
+    from torch import nn
+
+    def body() -> Net:
+        return Net(state_shape=w.obs_dim, hidden_sizes=w.hidden, activation=nn.Tanh)
+
+    envs, action_space, params = parts(w, probe)
+    actor = DiscreteActor(preprocess_net=body(), action_shape=w.num_actions, softmax_output=False)
+    algorithm = PPO(
+        policy=DiscreteActorPolicy(actor=actor, action_space=action_space),
+        critic=DiscreteCritic(preprocess_net=body()),
+        optim=AdamOptimizerFactory(lr=w.learning_rate, eps=w.adam_eps),
+        eps_clip=w.clip_range,
+        vf_coef=w.value_coef,
+        ent_coef=0.0,
+        max_grad_norm=w.max_grad_norm,
+        gae_lambda=w.gae_lambda,
+        gamma=w.gamma,
+    )
+    collector = Collector(algorithm, envs, VectorReplayBuffer(w.cycle[0], w.num_envs))
+    params["update_step_num_repetitions"] = w.epochs
+    algorithm.run_training(OnPolicyTrainerParams(training_collector=collector, **params))
+
+
+if __name__ == "__main__":
+    main("tianshou", ("tianshou", "torch", "gymnasium", "numpy"), {"dqn": dqn, "ppo": ppo})

@@ -1,0 +1,127 @@
+"""How fast a workload could be: raw environment stepping plus its unavoidable matrix products.
+
+Nothing else is counted (no activation, no optimiser, no sampling, no Python), and the products run
+at the peak that this core reaches for the widest layer, so no implementation reaches 100 %.
+Run as a process with a JSON list of workloads, it prints what was measured.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Any
+
+from benchmarks.workloads import DQNWorkload, PPOWorkload, Workload, from_plain
+
+SECONDS = 0.5  # of each measurement
+
+
+def weights(*sizes: int) -> int:
+    """Weights of linear layers of these sizes: multiplications per row of one forward pass."""
+    return sum(fan_in * fan_out for fan_in, fan_out in pairwise(sizes))
+
+
+def dqn_flops(w: DQNWorkload) -> float:
+    """Per transition: one row forward to act, and the share of an update.
+
+    An update passes its batch through the target network and the online network, and back through
+    the latter: gradients of all weights, and of all layers' inputs but the first's.
+    """
+    network = weights(w.obs_dim, *w.hidden, w.num_actions)
+    first = weights(w.obs_dim, w.hidden[0])
+    forward, backward = 2 * network, 2 * network - first
+    return 2 * network + 2 * w.batch_size * (forward + backward) / w.steps_per_update
+
+
+def ppo_flops(w: PPOWorkload) -> float:
+    """Per transition: a row forward through policy and value, and forward and back per epoch."""
+    both = weights(w.obs_dim, *w.hidden, w.num_actions) + weights(w.obs_dim, *w.hidden, 1)
+    first = 2 * weights(w.obs_dim, w.hidden[0])
+    return 2 * both + 2 * w.epochs * (both + 2 * both - first)
+
+
+FLOPS: dict[str, Callable[[Any], float]] = {"dqn": dqn_flops, "ppo": ppo_flops}
+
+
+def limit_rate(w: Workload, limits: Mapping[str, Mapping[str, float]]) -> float:
+    """Transitions per second that cannot be exceeded, given the measured limits.
+
+    Stepping counts as that of a single environment, which is faster than SyncVectorEnv's.
+    """
+    env_seconds = 1 / limits["env_steps_per_s"][w.env_id]
+    return 1 / (env_seconds + FLOPS[w.algorithm](w) / (limits["gflops"][product(w)] * 1e9))
+
+
+def product(w: Workload) -> str:
+    """The name of the workload's largest matrix product among the measured limits."""
+    return f"{w.batch_size} x {max(w.hidden)}"
+
+
+def _fastest(work: Callable[[], int]) -> float:
+    """The highest rate of `work`, which returns how much it did, over a fixed time."""
+    work()
+    best, give_up = 0.0, time.perf_counter() + SECONDS
+    while time.perf_counter() < give_up:
+        started = time.perf_counter()
+        amount = work()
+        best = max(best, amount / (time.perf_counter() - started))
+    return best
+
+
+def env_steps_per_s(env_id: str, num_envs: int | None = None) -> float:
+    """Random stepping of an environment, or of a SyncVectorEnv of several, and nothing else."""
+    import gymnasium as gym
+    from gymnasium.vector import SyncVectorEnv
+
+    def make() -> Any:
+        return gym.make(env_id, disable_env_checker=True)
+
+    def step() -> int:
+        for action in actions:
+            _, _, terminated, truncated, _ = env.step(action)
+            if num_envs is None and (terminated or truncated):
+                env.reset()
+        return len(actions) * (num_envs or 1)
+
+    env = make() if num_envs is None else SyncVectorEnv([make] * num_envs)
+    env.reset(seed=0)
+    env.action_space.seed(0)
+    actions = [env.action_space.sample() for _ in range(1000 // (num_envs or 1))]
+    return _fastest(step)
+
+
+def gflops(w: Workload) -> float:
+    """Peak of the product of a batch of activations with the widest layer's weights."""
+    import torch
+
+    torch.set_num_threads(1)
+    width = max(w.hidden)
+    a, b = torch.rand(w.batch_size, width), torch.rand(width, width)
+    out = torch.empty(w.batch_size, width)
+
+    def multiply() -> int:
+        for _ in range(20):
+            torch.mm(a, b, out=out)
+        return 20 * 2 * w.batch_size * width * width
+
+    return _fastest(multiply) / 1e9
+
+
+def main() -> None:
+    """Measure what the workloads of the argument need, each limit once."""
+    workloads = [from_plain(plain) for plain in json.loads(sys.argv[1])]
+    steps = {w.env_id: env_steps_per_s(w.env_id) for w in workloads}
+    for w in workloads:
+        if w.num_envs > 1:
+            name = f"SyncVectorEnv of {w.num_envs} {w.env_id}"
+            steps[name] = env_steps_per_s(w.env_id, w.num_envs)
+    products = {product(w): w for w in workloads}
+    peaks = {name: gflops(w) for name, w in products.items()}
+    print(json.dumps({"env_steps_per_s": steps, "gflops": peaks}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Pictures of the results (needs the `report` extra)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers import LIBRARIES
+from benchmarks.summary import Results, Row, rate, summarise
+from benchmarks.workloads import BenchmarkError, from_plain
+
+OURS_COLOUR, PEER_COLOUR, TEXT = "#0b6e4f", "#b8c0c8", "#333333"
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+    except ImportError:
+        raise BenchmarkError(
+            "pictures need matplotlib: pip install -e '.[report]' in this environment"
+        ) from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    pyplot.rcParams.update({"font.size": 9, "text.color": TEXT, "axes.edgecolor": "#999999"})
+    pyplot.rcParams.update({"axes.spines.top": False, "axes.spines.right": False})
+    return pyplot
+
+
+def draw_speeds(results: Results, path: Path) -> None:
+    """One panel per workload, one bar per library with the spread of its rounds."""
+    pyplot = _pyplot()
+    names = list(results["workloads"])
+    across = min(2, len(names))
+    down = -(-len(names) // across)
+    figure, grid = pyplot.subplots(down, across, figsize=(5 * across, 2.3 * down), squeeze=False)
+    for axes in grid.flat[len(names) :]:
+        axes.set_visible(False)
+    for axes, name in zip(grid.flat, names, strict=False):
+        _bars(axes, summarise(results, name))
+        title = from_plain(results["workloads"][name]).title
+        axes.set_title(f"{name}  {title}", loc="left", x=-0.28, fontsize=8.5)
+    figure.suptitle(
+        "CartPole-v1 transitions per second, one core; longer is faster",
+        x=0.01,
+        ha="left",
+        fontweight="bold",
+    )
+    figure.tight_layout()
+    figure.savefig(path, dpi=160)
+    pyplot.close(figure)
+
+
+def _bars(axes: Any, rows: Sequence[Row]) -> None:
+    rows = sorted(rows, key=lambda row: row.rate.median)
+    for place, row in enumerate(rows):
+        ours = row.library == "ours"
+        axes.barh(place, row.rate.median, 0.68, color=OURS_COLOUR if ours else PEER_COLOUR)
+        axes.hlines(place, row.rate.low, row.rate.high, color=TEXT, linewidth=1)
+        label = f"{row.rate.median:,.0f}"
+        if row.ratio is not None:
+            label += f"   ours is {row.ratio.median:.2f}x"
+        axes.annotate(
+            label,
+            (row.rate.high, place),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            fontweight="bold" if ours else "normal",
+        )
+    axes.set_yticks(range(len(rows)), [LIBRARIES[row.library].title for row in rows])
+    axes.set_xlim(0, 1.35 * max((row.rate.high for row in rows), default=1))
+    axes.xaxis.set_visible(False)
+    axes.spines["bottom"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+
+
+def draw_scaling(results: Mapping[str, Any], path: Path) -> None:
+    """One row per base, one column per quantity; processor time per transition on log scales."""
+    pyplot = _pyplot()
+    series = results["series"]
+    bases = sorted({line["base"] for line in series})
+    axes_names = list(dict.fromkeys(line["along"] for line in series))
+    shape = len(bases), len(axes_names)
+    figure, grid = pyplot.subplots(*shape, figsize=(3.4 * shape[1], 2.7 * shape[0]), squeeze=False)
+    for line in series:
+        axes = grid[bases.index(line["base"])][axes_names.index(line["along"])]
+        for library, style in (("ours", (OURS_COLOUR, "o")), ("sb3", (PEER_COLOUR, "s"))):
+            points = [
+                (point["value"], 1e6 / rate(point[library], "cpu_s"))
+                for point in line["points"]
+                if "wall_s" in point.get(library, {})
+            ]
+            if points:
+                title = LIBRARIES[library].title
+                axes.plot(*zip(*points, strict=True), color=style[0], marker=style[1], label=title)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        values = [point["value"] for point in line["points"]]
+        axes.set_xticks(values, [str(value) for value in values])
+        axes.set_title(f"{line['base']}: {line['along']}", loc="left", fontsize=9)
+        axes.grid(True, which="both", color="#eeeeee")
+    for row in grid:
+        row[0].set_ylabel("CPU time per transition, µs")
+    grid[0][0].legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=160)
+    pyplot.close(figure)

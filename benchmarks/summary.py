@@ -1,0 +1,182 @@
+"""From the raw figures of a results file to medians, ratios, and tables of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.limits import limit_rate
+from benchmarks.peers import LIBRARIES
+from benchmarks.workloads import from_plain
+
+Results = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median of some rounds, with the lowest and the highest."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread | None:
+        """Of the values; None if there are none."""
+        found = list(values)
+        return cls(median(found), min(found), max(found)) if found else None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One library on one workload; ratios are ours over theirs, round by round."""
+
+    library: str
+    rate: Spread
+    """Transitions per second."""
+    ratio: Spread | None
+    cpu_ratio: Spread | None
+    """The same from seconds of processor time, which other work on the core changes little."""
+    start_s: float
+    memory_mb: float
+    limit_share: float | None
+
+
+def rounds_of(results: Results, workload: str, library: str) -> dict[int, Mapping[str, Any]]:
+    """The successful runs of a library on a workload, by round."""
+    return {
+        run["round"]: run
+        for run in results["runs"]
+        if (run["workload"], run["library"]) == (workload, library) and "wall_s" in run
+    }
+
+
+def rate(run: Mapping[str, Any], clock: str = "wall_s") -> float:
+    """Transitions per second of one run."""
+    speed: float = run["transitions"] / run[clock]
+    return speed
+
+
+def summarise(results: Results, workload: str) -> list[Row]:
+    """The libraries that ran a workload, ours first."""
+    mine = rounds_of(results, workload, "ours")
+    record = from_plain(results["workloads"][workload])
+    limits = dict(enumerate(results.get("limits", [])))
+    rows = []
+    for library in LIBRARIES:
+        runs = rounds_of(results, workload, library)
+        if not runs:
+            continue
+        shared = runs.keys() & mine.keys() if library != "ours" else ()
+        speed = Spread.of(rate(run) for run in runs.values())
+        assert speed is not None
+        shares = Spread.of(
+            rate(run) / limit_rate(record, limits[n]) for n, run in runs.items() if n in limits
+        )
+        rows.append(
+            Row(
+                library,
+                speed,
+                Spread.of(rate(mine[n]) / rate(runs[n]) for n in shared),
+                Spread.of(rate(mine[n], "cpu_s") / rate(runs[n], "cpu_s") for n in shared),
+                median(run["start_to_first_update_s"] for run in runs.values()),
+                median(run["peak_rss_mb"] for run in runs.values()),
+                shares.median if shares else None,
+            )
+        )
+    return rows
+
+
+def failures(results: Results) -> list[str]:
+    """A line for each run that failed."""
+    return [
+        f"round {run['round'] + 1}, {run['workload']}, {run['library']}: {run['error']}"
+        for run in results["runs"]
+        if "error" in run
+    ]
+
+
+def fastest_peer(rows: Sequence[Row]) -> Row | None:
+    """The peer with the highest median rate."""
+    peers = [row for row in rows if row.library != "ours"]
+    return max(peers, key=lambda row: row.rate.median, default=None)
+
+
+def times(spread: Spread | None) -> str:
+    """A ratio with its spread."""
+    return f"{spread.median:.2f} ({spread.low:.2f} to {spread.high:.2f})" if spread else ""
+
+
+def console_table(results: Results, workload: str) -> Table:
+    """The full figures of one workload."""
+    rows = summarise(results, workload)
+    title = f"{workload}  {from_plain(results['workloads'][workload]).title}"
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("library", no_wrap=True)
+    columns = ("transitions/s", "ours/theirs", "by CPU time", "first update", "peak memory")
+    for column in (*columns, "of the limit"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            LIBRARIES[row.library].title,
+            f"{row.rate.median:,.0f}",
+            times(row.ratio),
+            times(row.cpu_ratio),
+            f"{row.start_s:.1f} s",
+            f"{row.memory_mb:.0f} MB",
+            f"{row.limit_share:.0%}" if row.limit_share is not None else "",
+            style="green" if row.library == "ours" else "",
+        )
+    return table
+
+
+def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [header, ["---"] * len(header), *rows]
+    return [f"| {' | '.join(cells)} |" for cells in lines]
+
+
+def markdown_tables(results: Results) -> str:
+    """What the README shows: speed with ratios, start-up and memory, and how it was measured."""
+    summaries = {
+        name: {row.library: row for row in summarise(results, name)}
+        for name in results["workloads"]
+    }
+    shown = [name for name in LIBRARIES if any(name in rows for rows in summaries.values())]
+    titles = [LIBRARIES[name].title for name in shown]
+    speeds, costs = [], []
+    for name, rows in summaries.items():
+        title = from_plain(results["workloads"][name]).title
+        speeds.append([f"{name}: {title}", *(_speed(rows.get(library)) for library in shown)])
+        costs.append([name, *(_cost(rows.get(library)) for library in shown)])
+    versions = {name: next(iter(found.values())) for name, found in results["versions"].items()}
+    used = [f"{LIBRARIES[name].title} {versions[name]}" for name in shown if name != "ours"]
+    return "\n".join(
+        [
+            *_markdown(["CartPole-v1, transitions per second", *titles], speeds),
+            "",
+            *_markdown(["start to the first update, peak memory", *titles], costs),
+            "",
+            "Bold: how many times as fast ours is, the median of "
+            f"{results['rounds']} interleaved rounds with the lowest and the highest. Same "
+            "hyper-parameters, a fresh process per run, one thread on one core of "
+            f"{results['machine']['cpu']}. Measured on {results['date'][:10]} with "
+            f"`{results['command']}`; {', '.join(used)}.",
+        ]
+    )
+
+
+def _speed(row: Row | None) -> str:
+    if row is None:
+        return "failed or not offered"
+    if row.ratio is None:
+        return f"{row.rate.median:,.0f}"
+    ratio = f"**{row.ratio.median:.2f}x** ({row.ratio.low:.2f} to {row.ratio.high:.2f})"
+    return f"{row.rate.median:,.0f}, {ratio}"
+
+
+def _cost(row: Row | None) -> str:
+    return "" if row is None else f"{row.start_s:.1f} s, {row.memory_mb:.0f} MB"

@@ -1,0 +1,177 @@
+"""The workloads: plain records of what every library is asked to do.
+
+A workload repeats one cycle: collect some transitions, make some gradient steps. Everything that is
+timed or checked is counted in cycles. A new workload is a record here; a new algorithm is also a
+subclass here, a count of its matrix products in `limits`, and a function in each of `libraries`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import ceil, lcm
+from typing import Any, ClassVar
+
+
+class BenchmarkError(Exception):
+    """A mistake of the user or a failure of a library, told in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What all have: an environment, a network, an optimiser, and what is timed of the run."""
+
+    algorithm: ClassVar[str]
+    name: str
+    title: str
+    hidden: tuple[int, ...]
+    batch_size: int
+    learning_rate: float
+    max_grad_norm: float
+    warm_up: int
+    """Transitions before the clock starts; by then every code path has been run."""
+    timed: int
+    """Transitions on the clock."""
+    env_id: str = "CartPole-v1"
+    obs_dim: int = 4
+    num_actions: int = 2
+    num_envs: int = 1
+    gamma: float = 0.99
+
+    @property
+    def cycle(self) -> tuple[int, int]:
+        """Transitions collected and gradient steps made in one cycle."""
+        raise NotImplementedError
+
+    @property
+    def warm_up_updates(self) -> int:
+        """Gradient steps before the clock starts."""
+        return self.updates_in(self.warm_up)
+
+    @property
+    def timed_updates(self) -> int:
+        """Gradient steps on the clock."""
+        return self.updates_in(self.timed)
+
+    @property
+    def budget(self) -> int:
+        """Transitions a library is told to run for; the process ends earlier, with the clock."""
+        return self.warm_up + self.timed + max(self.timed // 4, 4 * self.cycle[0])
+
+    def updates_in(self, transitions: int) -> int:
+        """Gradient steps owed by so many transitions of learning; whole cycles, at least one."""
+        per_cycle, updates = self.cycle
+        return max(1, transitions // per_cycle) * updates
+
+    def scaled(self, scale: float) -> Workload:
+        """The same with another number of timed transitions."""
+        return replace(self, timed=max(1, round(self.timed * scale)))
+
+    def to_plain(self) -> dict[str, Any]:
+        """What `from_plain` reads, and JSON can hold."""
+        return {"algorithm": self.algorithm, **asdict(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DQNWorkload(Workload):
+    """Q-learning: ReLU network, Adam, Huber loss, epsilon 0.05 while the clock runs."""
+
+    algorithm: ClassVar[str] = "dqn"
+    steps_per_update: int
+    learning_starts: int = 1_000
+    buffer_size: int = 100_000
+    target_every: int = 500
+    learning_rate: float = 1e-3
+    max_grad_norm: float = 10.0
+    final_epsilon: float = 0.05
+    warm_up: int = 2_000
+
+    @property
+    def cycle(self) -> tuple[int, int]:
+        """A vector step, or as many as it takes to owe a gradient step."""
+        transitions = lcm(self.num_envs, self.steps_per_update)
+        return transitions, transitions // self.steps_per_update
+
+    @property
+    def warm_up_updates(self) -> int:
+        """Gradient steps before the clock starts; none are owed for the random play."""
+        return self.updates_in(self.warm_up - self.learning_starts)
+
+    @property
+    def epsilon_fraction(self) -> float:
+        """Share of the budget over which epsilon falls from 1, so that it ends with the warm-up."""
+        return self.warm_up / self.budget
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOWorkload(Workload):
+    """Clipped policy gradient: separate tanh networks, Adam (epsilon 1e-5), no entropy bonus."""
+
+    algorithm: ClassVar[str] = "ppo"
+    num_steps: int = 128
+    epochs: int = 4
+    gae_lambda: float = 0.95
+    clip_range: float = 0.2
+    value_coef: float = 0.5
+    learning_rate: float = 3e-4
+    max_grad_norm: float = 0.5
+    adam_eps: float = 1e-5
+
+    @property
+    def cycle(self) -> tuple[int, int]:
+        """A rollout and all epochs on it."""
+        rows = self.num_envs * self.num_steps
+        return rows, self.epochs * ceil(rows / self.batch_size)
+
+
+W1 = DQNWorkload(
+    name="W1",
+    title="DQN, net 256-256, batch 128, an update every 4 steps",
+    hidden=(256, 256),
+    batch_size=128,
+    steps_per_update=4,
+    timed=10_000,
+)
+W1B = replace(
+    W1,
+    name="W1b",
+    title="DQN, net 256-256, batch 128, an update every step",
+    steps_per_update=1,
+    timed=3_000,
+)
+W1S = replace(
+    W1B,
+    name="W1s",
+    title="DQN, net 64-64, batch 64, an update every step",
+    hidden=(64, 64),
+    batch_size=64,
+    timed=6_000,
+)
+W8 = PPOWorkload(
+    name="W8",
+    title="PPO, net 64-64, 8 envs x 128 steps, 4 epochs, minibatch 256",
+    hidden=(64, 64),
+    batch_size=256,
+    num_envs=8,
+    warm_up=2 * 1024,
+    timed=60 * 1024,
+)
+WORKLOADS: dict[str, Workload] = {w.name: w for w in (W1, W1B, W1S, W8)}
+_KINDS: dict[str, type[Workload]] = {kind.algorithm: kind for kind in (DQNWorkload, PPOWorkload)}
+
+
+def from_plain(plain: Mapping[str, Any]) -> Workload:
+    """The workload that `to_plain` gave, also after a way through JSON."""
+    values = {**plain, "hidden": tuple(plain["hidden"])}
+    return _KINDS[values.pop("algorithm")](**values)
+
+
+def chosen(names: str, known: Sequence[str], what: str) -> list[str]:
+    """The names in a comma-separated list, each of which must be known; none twice."""
+    found = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    unknown = [name for name in found if name not in known]
+    if unknown:
+        raise BenchmarkError(
+            f"{what}: expected names from {', '.join(known)}, found {', '.join(unknown)}"
+        )
+    return found

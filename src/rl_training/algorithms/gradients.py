@@ -1,0 +1,46 @@
+"""Outputs of a network together with the way back from their gradient to its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Vjp = Callable[[Tensor], tuple[Any, Callable[[Any], None]]]
+"""From an input to the outputs, detached, and the function that pulls their gradient back."""
+
+
+def vjp_of(network: nn.Module, function: Callable[[Tensor], Any] | None = None) -> Vjp:
+    """The network's own `vjp`, or automatic differentiation of `function`, by default the network.
+
+    Pulling a gradient back overwrites the parameters' `grad`. A class that derives from a network
+    with a `vjp` may have changed what it computes, so it is differentiated.
+    """
+    if _writes_out_its_gradient(type(network)):
+        written: Vjp = network.vjp  # type: ignore[assignment]
+        return written
+    return lambda x: _automatic_vjp(network, function or network, x)
+
+
+def _automatic_vjp(
+    network: nn.Module, function: Callable[[Tensor], Any], x: Tensor
+) -> tuple[Any, Callable[[Any], None]]:
+    with torch.enable_grad():
+        outputs = function(x)
+
+    def pull_back(grads: Any) -> None:
+        torch._foreach_zero_([p.grad for p in network.parameters() if p.grad is not None])
+        torch.autograd.backward(outputs, grads)
+
+    if isinstance(outputs, Tensor):
+        return outputs.detach(), pull_back
+    return tuple(output.detach() for output in outputs), pull_back
+
+
+def _writes_out_its_gradient(network: type[nn.Module]) -> bool:
+    """Whether `vjp` was written last, knowing every other method of the class."""
+    writers = [c for c in network.__mro__ if "vjp" in vars(c)]
+    own = [c for c in network.__mro__ if issubclass(c, nn.Module) and c is not nn.Module]
+    return bool(writers) and writers[0] is own[0]

@@ -1,0 +1,190 @@
+"""An evidence card: what a configuration reached with seeds fixed in advance, all reported.
+
+A card is a JSON file that ends with a digest of its content, so that an edit by hand is noticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError, model_validator
+from typing_extensions import Self
+
+from rl_training.errors import RunError
+from rl_training.experiment.config_base import ConfigModel
+from rl_training.experiment.files import parse_json, save_error, write_atomic
+
+FORMAT = 1
+_WIDTH = 160
+
+
+class Published(ConfigModel):
+    """A figure that others have published; `return_std` is over episodes or runs, see `what`."""
+
+    return_mean: float
+    return_std: float | None = None
+    steps: int = Field(ge=1)
+    what: str
+    source: str = Field(pattern=r"^https://")
+
+
+class Curve(ConfigModel):
+    """Mean evaluation return at so many environment transitions; the last is the final policy."""
+
+    steps: tuple[int, ...] = Field(min_length=1)
+    returns: tuple[float, ...]
+
+    @model_validator(mode="after")
+    def _as_many_returns_as_steps(self) -> Self:
+        if len(self.steps) != len(self.returns):
+            raise ValueError("a curve needs as many returns as steps")
+        return self
+
+
+class SeedRecord(ConfigModel):
+    """One seed: the evaluation of its final policy, and with what it was trained.
+
+    `seconds` is the wall clock of all `sessions`; there is more than one if the run was resumed.
+    `commit` ends in -dirty if the checkout had changes. Where sessions differ, `commit` and
+    `versions` hold all values, separated by a comma.
+    """
+
+    seed: int
+    return_mean: float
+    return_std: float
+    episodes: int
+    steps: int
+    seconds: float
+    sessions: int
+    device: str
+    threads: int
+    commit: str
+    versions: dict[str, str]
+    curve: Curve
+
+
+class Evaluation(ConfigModel):
+    """How the returns were measured: by the final policy, on environments of its own."""
+
+    episodes: int
+    deterministic: bool
+
+
+class Figures(ConfigModel):
+    """Over the seeds' mean returns: interquartile mean, its 95 % bootstrap interval, the lowest."""
+
+    iqm: float
+    interval_95: tuple[float, float]
+    lowest: float
+
+
+class Machine(ConfigModel):
+    """Where the seeds were trained; it carries no host name."""
+
+    cpu: str
+    cores: int
+    cores_usable: int
+    memory: str
+    platform: str
+
+
+class Card(ConfigModel):
+    """The whole card.
+
+    `configuration` is complete but for the seed and for where the runs lie. `commit` and `versions`
+    are those of the seeds. `tolerance` is how far below the interval a reproduction may fall.
+    """
+
+    format: int = FORMAT
+    config: str
+    command: str
+    date: str
+    budget: int
+    evaluation: Evaluation
+    figures: Figures
+    tolerance: float = Field(ge=0)
+    published: Published | None
+    note: str | None
+    seeds: tuple[SeedRecord, ...] = Field(min_length=1)
+    configuration: dict[str, Any]
+    machine: Machine
+    commit: str
+    versions: dict[str, str]
+    digest: str = ""
+
+    @property
+    def seed_numbers(self) -> tuple[int, ...]:
+        """The seeds, as they were fixed."""
+        return tuple(record.seed for record in self.seeds)
+
+    @property
+    def returns(self) -> list[float]:
+        """The mean return of each seed."""
+        return [record.return_mean for record in self.seeds]
+
+    def sealed(self) -> Card:
+        """The card with the digest of its content."""
+        return self.model_copy(update={"digest": _digest(self.to_plain())})
+
+
+def write_card(path: Path, card: Card) -> None:
+    """Write a sealed card, whole or not at all."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise save_error(path, error) from error
+    write_atomic(path, _dumped(card.to_plain()) + "\n")
+
+
+def read_card(path: Path) -> Card:
+    """The card in a file; a RunError if it is damaged, was edited, or is of another format."""
+    try:
+        values = parse_json(path.read_bytes())
+    except OSError as error:
+        raise RunError(f"{path} cannot be read ({error.strerror}): check the path") from error
+    except ValueError as error:
+        raise RunError(f"{path} is no evidence card ({error}); {_ADVICE}") from error
+    if not isinstance(values, dict) or "format" not in values:
+        raise RunError(f"{path} is no evidence card: expected a JSON object with a format")
+    if values["format"] != FORMAT:
+        raise RunError(
+            f"{path} is a card of format {values['format']!r}, expected {FORMAT}: read it with the "
+            "version of rl-training that wrote it"
+        )
+    if values.get("digest") != _digest(values):
+        raise RunError(f"{path} was changed after it was written: its digest differs; {_ADVICE}")
+    try:
+        return Card(**values)
+    except ValidationError as error:
+        raise RunError(f"{path} is no evidence card ({error}); {_ADVICE}") from error
+
+
+def read_cards(folder: Path) -> dict[str, Card]:
+    """The cards under a folder by the name of their file, such as `dqn/cartpole`."""
+    paths = sorted(folder.glob("*/*.json"))
+    return {path.relative_to(folder).with_suffix("").as_posix(): read_card(path) for path in paths}
+
+
+_ADVICE = "cards are made by `rl-training evidence run`, never by hand: restore it or make it anew"
+
+
+def _digest(values: dict[str, Any]) -> str:
+    content = {key: value for key, value in values.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _dumped(value: Any, indent: str = "") -> str:
+    """Indented JSON in which whatever fits a line, and every list of plain values, is one line."""
+    line = json.dumps(value, allow_nan=False, ensure_ascii=False)
+    inner = indent + "  "
+    if isinstance(value, dict) and len(indent) + len(line) > _WIDTH:
+        items = [f"{json.dumps(key)}: {_dumped(item, inner)}" for key, item in value.items()]
+    elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        items = [_dumped(item, inner) for item in value]
+    else:
+        return line
+    separator = f",\n{inner}"
+    return f"{line[0]}\n{inner}{separator.join(items)}\n{indent}{line[-1]}"

@@ -1,0 +1,87 @@
+"""The learning curve of an evidence card as a picture, made from the card alone."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rl_training.errors import MissingExtra
+from rl_training.experiment.evidence_card import Card
+from rl_training.experiment.files import write_atomic
+from rl_training.experiment.statistics import bootstrap_interval, interquartile_mean
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_SIZE_INCHES, _DPI = (9.0, 5.4), 100
+_OURS, _THEIRS, _QUIET = "#1f5fa8", "#c2571a", "#5a5a5a"
+
+
+def require_matplotlib() -> None:
+    """Refuse to begin what would end with a picture that cannot be drawn."""
+    if find_spec("matplotlib") is None:
+        raise MissingExtra(
+            "the picture of a card needs matplotlib, which is not installed: "
+            "pip install 'rl-training[report]'"
+        )
+
+
+def draw_card(card: Card, path: Path) -> None:
+    """Write the picture; the same card gives the same bytes with the same matplotlib."""
+    require_matplotlib()
+    from matplotlib import style
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with style.context("default"):  # whatever the user's own settings are
+        figure = Figure(figsize=_SIZE_INCHES, dpi=_DPI, layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        _draw_curves(axes, card)
+        _draw_frame(axes, card)
+        content = BytesIO()
+        figure.savefig(content, format="png", metadata={"Software": None, "Card": card.digest})
+    write_atomic(path, content.getvalue())
+
+
+def is_drawn(card: Card, path: Path) -> bool:
+    """Whether the picture there is that of the card."""
+    return path.is_file() and card.digest.encode() in path.read_bytes()
+
+
+def _draw_curves(axes: Axes, card: Card) -> None:
+    points = [dict(zip(seed.curve.steps, seed.curve.returns, strict=True)) for seed in card.seeds]
+    steps = sorted(set.intersection(*map(set, points)))
+    rows = [[curve[step] for curve in points] for step in steps]
+    for index, curve in enumerate(points):
+        label = "each seed" if index == 0 else None
+        axes.plot(
+            list(curve), list(curve.values()), color=_OURS, alpha=0.35, linewidth=0.9, label=label
+        )
+    low, high = zip(*(bootstrap_interval(row) for row in rows), strict=True)
+    axes.fill_between(steps, low, high, color=_OURS, alpha=0.15, linewidth=0, label="95 % interval")
+    middle = [interquartile_mean(row) for row in rows]
+    label = f"interquartile mean of {len(points)} seeds"
+    axes.plot(steps, middle, "o-", color=_OURS, lw=2.2, ms=4, clip_on=False, label=label)
+    if card.published is not None:
+        label = f"published: {card.published.return_mean:g} after {card.published.steps:,} steps"
+        axes.axhline(card.published.return_mean, color=_THEIRS, linestyle="--", label=label)
+
+
+def _draw_frame(axes: Axes, card: Card) -> None:
+    configuration = card.configuration
+    axes.set_title(
+        f"{configuration['algo'].upper()} on {configuration['env_id']}", loc="left", fontsize=13
+    )
+    axes.set_xlabel("environment steps")
+    axes.set_ylabel("mean evaluation return")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.set_xlim(0, max(card.budget, card.seeds[0].steps))
+    axes.grid(axis="y", color="#dddddd", linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(colors=_QUIET)
+    axes.legend(loc="best", frameon=False, fontsize=9, labelcolor=_QUIET)

@@ -1,0 +1,190 @@
+"""What goes into an evidence card, read from the run directories of its seeds."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rl_training.data.memory import format_bytes
+from rl_training.errors import RunError
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.evidence_card import Curve, Figures, Machine, SeedRecord
+from rl_training.experiment.experiment_result import ExperimentResult, SeedResult
+from rl_training.experiment.files import remove
+from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.manager import ExperimentInterrupted, ExperimentManager
+from rl_training.experiment.run_metadata import collect_metadata
+from rl_training.experiment.runs import METADATA_NAME, RunLock, is_locked
+from rl_training.experiment.statistics import bootstrap_interval, interquartile_mean
+
+RUNS = Path("runs")
+Report = Callable[[str], None]
+
+_CPUINFO = Path("/proc/cpuinfo")
+_NOT_RECORDED = ("seed", "output_dir", "run_name")
+
+
+def recorded(config: TrainConfig) -> dict[str, Any]:
+    """The configuration without the seed and without where its runs lie."""
+    return {key: value for key, value in config.to_plain().items() if key not in _NOT_RECORDED}
+
+
+def figures_of(returns: Sequence[float]) -> Figures:
+    """The figures over the seeds' mean returns."""
+    return Figures(
+        iqm=interquartile_mean(returns),
+        interval_95=bootstrap_interval(returns),
+        lowest=min(returns),
+    )
+
+
+def trained(manager: ExperimentManager, *, fresh: bool) -> tuple[tuple[SeedRecord, ...], str]:
+    """Run what is left of an experiment, or all of it; its records and the date of the latest.
+
+    Seeds that another commit or other versions trained are kept, and reported as such.
+    """
+    if fresh:
+        _discard(manager.directory)
+    try:
+        result = manager.run()
+    except ExperimentInterrupted:
+        manager.report("interrupted; the same command, without --fresh, goes on from here")
+        raise
+    records = _seed_records(result, manager.config)
+    now = _code_now()
+    for record in records:
+        was = {"commit": record.commit, **record.versions}
+        if changed := [f"{k} {v}" for k, v in was.items() if now.get(k) != v]:
+            manager.report(
+                f"seed {record.seed}: trained with {', '.join(changed)}; this is now "
+                f"{', '.join(f'{k} {v}' for k, v in now.items() if was.get(k) != v)}. --fresh "
+                "trains all seeds anew"
+            )
+    return records, _latest_session(result)
+
+
+def _seed_records(result: ExperimentResult, config: TrainConfig) -> tuple[SeedRecord, ...]:
+    """A record per seed; a RunError unless every seed was trained to the end and evaluated."""
+    unfinished = [
+        f"seed {seed.seed} {seed.status}" for seed in result.seeds if seed.status != "finished"
+    ]
+    if unfinished:
+        raise RunError(
+            f"expected every seed to finish, found {', '.join(unfinished)}, so nothing is "
+            f"reported; see the logs in {result.directory}. The same command again runs what is "
+            "left"
+        )
+    return tuple(_seed_record(seed, config) for seed in result.seeds)
+
+
+def _latest_session(result: ExperimentResult) -> str:
+    """The date on which the last of the seeds' sessions began."""
+    sessions = [session for seed in result.seeds for session in _sessions(seed)]
+    return str(max(session["started_at"] for session in sessions))[:10]
+
+
+def _code_now() -> dict[str, str]:
+    """The commit and the versions that a seed started now would be trained with."""
+    session = collect_metadata(command=(), seed=0, device="", resume_level="", extra={})
+    return {"commit": _commit(session), **_versions(session)}
+
+
+def joined(values: Iterable[str]) -> str:
+    """Each value once, in order of appearance, separated by commas."""
+    return ", ".join(dict.fromkeys(part for value in values for part in value.split(", ")))
+
+
+def joined_versions(several: Iterable[dict[str, str]]) -> dict[str, str]:
+    """The versions of each package."""
+    listed = list(several)
+    names = sorted({name for versions in listed for name in versions})
+    return {name: joined(v[name] for v in listed if name in v) for name in names}
+
+
+def this_machine() -> Machine:
+    """The processor, memory and system of this machine."""
+    cores = os.cpu_count() or 1
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
+    return Machine(
+        cpu=_cpu_model(),
+        cores=cores,
+        cores_usable=usable,
+        memory=format_bytes(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+        platform=f"{platform.system()} {platform.release()} {platform.machine()}",
+    )
+
+
+def _discard(directory: Path) -> None:
+    if not directory.exists():
+        return
+    with RunLock(directory):
+        if busy := [path for path in directory.glob("seed-*") if is_locked(path)]:
+            raise RunError(f"{busy[0]} is in use by another process: wait until it ends or stop it")
+        remove(directory)
+
+
+def _seed_record(seed: SeedResult, config: TrainConfig) -> SeedRecord:
+    summary, sessions = seed.summary, _sessions(seed)
+    steps, mean = summary["global_step"], summary["eval_return_mean"]
+    if steps < config.total_timesteps or mean is None:
+        raise RunError(
+            f"seed {seed.seed} ended at step {steps} of {config.total_timesteps} with the return "
+            f"{mean}: expected a whole run with a final evaluation; --fresh runs the seeds anew"
+        )
+    return SeedRecord(
+        seed=seed.seed,
+        return_mean=mean,
+        return_std=summary["eval_return_std"],
+        episodes=summary["eval_episodes"],
+        steps=steps,
+        seconds=round(summary["wall_time_s"], 1),
+        sessions=len(sessions),
+        device=joined(session["device"] for session in sessions),
+        threads=max(session["threads"] for session in sessions),
+        commit=joined(map(_commit, sessions)),
+        versions=joined_versions(map(_versions, sessions)),
+        curve=_curve(_directory(seed)),
+    )
+
+
+def _curve(run_dir: Path) -> Curve:
+    key = "eval/return_mean"
+    rows = [row for row in read_metrics(run_dir) if row.get(key) is not None]
+    steps, returns = [row["global_step"] for row in rows], [row[key] for row in rows]
+    return Curve(steps=tuple(steps), returns=tuple(returns))
+
+
+def _sessions(seed: SeedResult) -> list[dict[str, Any]]:
+    path = _directory(seed) / METADATA_NAME
+    try:
+        sessions: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["sessions"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{path} is damaged ({error}): --fresh trains the seeds anew") from error
+    return sessions
+
+
+def _directory(seed: SeedResult) -> Path:
+    assert seed.run_dir is not None, "a finished seed has a run directory"
+    return seed.run_dir
+
+
+def _commit(session: dict[str, Any]) -> str:
+    commit = session.get("package_git_commit", "unknown")
+    return f"{commit}-dirty" if session.get("package_git_dirty") else commit
+
+
+def _versions(session: dict[str, Any]) -> dict[str, str]:
+    return {"python": session["python"], **session["packages"]}
+
+
+def _cpu_model() -> str:
+    try:
+        lines = _CPUINFO.read_text().splitlines()
+    except OSError:
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return next(iter(models), platform.processor() or platform.machine())

@@ -1,0 +1,348 @@
+"""Evidence cards made from real seeds: what a card holds, and what a second call does."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from processes import Gate, WarmPopen
+from rl_training import train_dqn
+from rl_training.cli import app
+from rl_training.errors import ConfigError, RunError, UsageError
+from rl_training.experiment.config_loading import packaged_configs
+from rl_training.experiment.evidence import is_current, make_card, missing_cards
+from rl_training.experiment.evidence_card import Card, read_card, read_cards, write_card
+from rl_training.experiment.evidence_picture import is_drawn
+from rl_training.experiment.evidence_plan import planned_cards, seeds_text
+from rl_training.experiment.evidence_record import recorded
+from rl_training.experiment.manager import parse_seeds
+from rl_training.experiment.registry import resolve_config
+from rl_training.experiment.runs import RunLock
+from rl_training.runtime.result import TrainingInterrupted
+from test_evidence_card import make_card as a_card
+from test_experiment_manager import interrupt_at, never, replace_popen
+from training import StopAt
+
+# Every episode returns 1 + 2 + 3 + 4 + 5 = 15, whatever is learned.
+COUNTING = """\
+algo: dqn
+env_id: toy_envs:CountingEnv
+total_timesteps: 60
+eval_interval: 20
+eval_episodes: 2
+final_eval_episodes: 3
+log_interval: 20
+algo_kwargs: {hidden_sizes: [8], batch_size: 8, learning_starts: 20}
+"""
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The commands of the seeds, which run in forked processes."""
+    ran: list[str] = []
+
+    class Recorded(WarmPopen):
+        def __init__(self, command: Any, **keys: Any) -> None:
+            ran.append(command[3])
+            super().__init__(command, **keys)
+
+    replace_popen(monkeypatch, Recorded)
+    return ran
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "counting.yaml").write_text(COUNTING)
+    return tmp_path
+
+
+def evidence(*words: str) -> Result:
+    return CliRunner().invoke(app, ["evidence", *words])
+
+
+def seed_directory(folder: Path, seed: int) -> Path:
+    (found,) = (folder / "runs" / "evidence").glob(f"*/seed-{seed}")
+    return found
+
+
+def make(*words: str) -> Card:
+    result = evidence("run", "counting.yaml", "--output", "cards", *words)
+    assert result.exit_code == 0, result.output
+    return read_card(Path("cards/dqn/counting.json"))
+
+
+# What a card holds
+
+
+def test_a_card_holds_every_seed_and_all_it_takes_to_run_them_again(
+    folder: Path, commands: list[str]
+) -> None:
+    config = str(folder / "counting.yaml")
+    words = ("--seeds", "3,1", "--jobs", "2", "--output", "cards", "--runs", "elsewhere")
+    result = evidence("run", config, *words)
+    assert result.exit_code == 0, result.output
+    assert "published: no published figure known" in result.stdout
+    card = read_card(folder / "cards" / "dqn" / "counting.json")
+    assert card.config == "dqn/counting"
+    assert card.command == "rl-training evidence run counting.yaml --seeds 3,1"
+    assert card.budget == 60
+    assert card.evaluation.to_plain() == {"episodes": 3, "deterministic": True}
+    assert card.figures.to_plain() == {"iqm": 15.0, "interval_95": [15.0, 15.0], "lowest": 15.0}
+    assert card.tolerance == 0.75  # 5 % of 15
+    assert card.published is None
+    assert card.seed_numbers == (3, 1)
+    for record in card.seeds:
+        assert (record.return_mean, record.return_std, record.episodes) == (15.0, 0.0, 3)
+        assert record.curve.to_plain() == {"steps": [20, 40, 60], "returns": [15.0] * 3}
+        assert (record.steps, record.sessions, record.device) == (60, 1, "cpu")
+        assert record.seconds > 0
+        assert record.commit == card.commit
+        assert record.versions == card.versions
+    assert card.versions["python"] == platform.python_version()
+    assert {"torch", "numpy", "gymnasium", "rl-training"} < card.versions.keys()
+    assert card.machine.cores >= card.machine.cores_usable >= 1
+    again = resolve_config(card.configuration).config
+    expected = resolve_config("counting.yaml").config
+    assert again.to_plain() == expected.to_plain()
+    assert is_drawn(card, folder / "cards" / "dqn" / "counting.png")
+    text = (folder / "cards" / "dqn" / "counting.json").read_text()
+    assert not [word for word in (str(folder), platform.node(), "elsewhere") if word in text]
+
+
+# Seeds that are kept, resumed, discarded
+
+
+def test_finished_seeds_are_kept_and_the_card_comes_out_the_same(
+    folder: Path, commands: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make("--seeds", "0,1")
+    path = folder / "cards" / "dqn" / "counting.json"
+    before = path.read_bytes(), path.with_suffix(".png").read_bytes()
+    replace_popen(monkeypatch, never)
+    path.unlink()
+    make("--seeds", "0,1")
+    assert (path.read_bytes(), path.with_suffix(".png").read_bytes()) == before
+
+
+def test_an_interrupted_seed_is_resumed_and_the_finished_one_kept(
+    folder: Path, commands: list[str]
+) -> None:
+    walk = COUNTING.replace("CountingEnv", "RandomWalkEnv")
+    (folder / "counting.yaml").write_text(walk)
+    straight = make("--seeds", "0,1", "--runs", "others")
+    config = resolve_config("counting.yaml").config
+    (folder / "cards" / "dqn" / "counting.json").unlink()
+    make("--seeds", "0")
+    (folder / "cards" / "dqn" / "counting.json").unlink()
+    directory = seed_directory(folder, 0).parent
+    cut = config.with_changes(seed=1, output_dir=str(directory), run_name="seed-1")
+    with pytest.raises(TrainingInterrupted):
+        train_dqn(cut, callbacks=[StopAt(35)])
+    commands.clear()
+    card = make("--seeds", "0,1")
+    assert commands == ["resume"]
+    assert [record.sessions for record in card.seeds] == [1, 2]
+    assert card.returns == straight.returns
+    assert [seed.curve for seed in card.seeds] == [seed.curve for seed in straight.seeds]
+    assert straight.returns[0] != straight.returns[1]
+
+
+def test_a_signal_ends_it_without_a_card_and_the_same_command_goes_on(
+    folder: Path, commands: list[str]
+) -> None:
+    gate = Gate(folder / "gate")
+    gate.close()
+    walk = COUNTING.replace("toy_envs:CountingEnv", "processes:GateEnv")
+    (folder / "counting.yaml").write_text(f"{walk}env_kwargs: {{gate: {gate.path}, at: 50}}\n")
+    thread = interrupt_at(gate, folder / "runs" / "evidence")
+    words = ("run", "counting.yaml", "--output", "cards", "--seeds", "0-1")
+    result = evidence(*words)
+    thread.join()
+    assert result.exit_code == 143
+    assert "the same command, without --fresh, goes on from here" in result.stdout
+    assert not (folder / "cards").exists()
+    result = evidence(*words)
+    assert result.exit_code == 0, result.output
+    assert commands == ["train", "resume", "train"]
+    assert (folder / "cards" / "dqn" / "counting.json").exists()
+
+
+def test_fresh_discards_finished_seeds_but_not_those_in_use(
+    folder: Path, commands: list[str]
+) -> None:
+    make("--seeds", "0")
+    seed_0 = seed_directory(folder, 0)
+    (seed_0 / "mark").touch()
+    with RunLock(seed_0):
+        result = evidence("run", "counting.yaml", "--output", "cards", "--seeds", "0", "--fresh")
+        assert result.exit_code == 1
+        assert "is in use by another process" in result.stderr
+    make("--seeds", "0", "--fresh")
+    assert commands == ["train", "train"]
+    assert not (seed_0 / "mark").exists()
+
+
+def test_seeds_trained_by_other_code_are_kept_and_said_to_be(
+    folder: Path, commands: list[str]
+) -> None:
+    now = make("--seeds", "0-1")
+    path = seed_directory(folder, 0) / "metadata.json"
+    metadata = json.loads(path.read_text())
+    metadata["sessions"][0] |= {"package_git_commit": "abc", "package_git_dirty": False}
+    metadata["sessions"][0]["packages"]["torch"] = "1.0"
+    path.write_text(json.dumps(metadata))
+    result = evidence("run", "counting.yaml", "--output", "cards", "--seeds", "0-1")
+    assert result.exit_code == 0, result.output
+    torch = now.versions["torch"]
+    line = f"seed 0: trained with commit abc, torch 1.0; this is now commit {now.commit}, torch "
+    assert f"{line}{torch}. --fresh trains all seeds anew" in result.stdout
+    assert "seed 1: trained with" not in result.stdout
+    card = read_card(folder / "cards" / "dqn" / "counting.json")
+    assert [record.commit for record in card.seeds] == ["abc", now.commit]
+    assert card.seeds[0].versions["torch"] == "1.0"
+    assert card.commit == f"abc, {now.commit}"
+    assert card.versions == now.versions | {"torch": f"1.0, {torch}"}
+
+
+# No card
+
+
+def test_a_failed_seed_leaves_no_card(folder: Path, commands: list[str]) -> None:
+    text = COUNTING.replace("toy_envs:CountingEnv", "test_experiment_manager:UnluckyEnv")
+    (folder / "counting.yaml").write_text(text.replace("timesteps: 60", "timesteps: 120"))
+    result = evidence("run", "counting.yaml", "--seeds", "0-1", "--output", "cards")
+    assert result.exit_code == 1
+    assert "expected every seed to finish, found seed 1 failed" in result.stderr
+    assert "Traceback" not in result.output
+    assert not (folder / "cards").exists()
+
+
+def test_a_seed_that_ended_early_is_not_reported(folder: Path, commands: list[str]) -> None:
+    make_card("counting.yaml", "0", output=Path("others"))
+    path = seed_directory(folder, 0) / "summary.json"
+    summary = json.loads(path.read_text())
+    for change in ({"global_step": 59}, {"eval_return_mean": None}):
+        path.write_text(json.dumps(summary | change))
+        with pytest.raises(RunError, match="expected a whole run with a final evaluation"):
+            make_card("counting.yaml", "0", output=Path("cards"))
+    path.write_text(json.dumps(summary))
+    path.with_name("metadata.json").write_text("{}")
+    with pytest.raises(RunError, match=r"metadata.json is damaged .* --fresh trains the seeds"):
+        make_card("counting.yaml", "0", output=Path("cards"))
+    assert not (folder / "cards").exists()
+
+
+def test_without_matplotlib_nothing_is_trained(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_popen(monkeypatch, never)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = evidence("run", "counting.yaml", "--output", "cards")
+    assert result.exit_code == 2
+    assert "pip install 'rl-training[report]'" in result.stderr
+    assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("counting.yaml",),
+        ("dqn/cartpole", "--set", "total_timesteps=100"),
+        ("dqn/cartpole", "--seeds", "0-5"),
+        ("ppo/lunarlander", "--seeds", "0-4"),
+    ],
+)
+def test_the_default_directory_takes_only_what_was_planned(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    replace_popen(monkeypatch, never)
+    result = evidence("run", *words)
+    assert result.exit_code == 2
+    assert "give another directory with --output for this card" in result.stderr
+
+
+def test_a_card_of_something_else_is_not_overwritten(folder: Path, commands: list[str]) -> None:
+    make("--seeds", "0")
+    before = (folder / "cards" / "dqn" / "counting.json").read_bytes()
+    with pytest.raises(RunError, match="another configuration or of other seeds: delete it"):
+        make_card("counting.yaml", "1", output=Path("cards"))
+    with pytest.raises(RunError, match="another configuration or of other seeds: delete it"):
+        make_card("counting.yaml", "0", ["algo_kwargs.gamma=0.5"], output=Path("cards"))
+    assert (folder / "cards" / "dqn" / "counting.json").read_bytes() == before
+    assert commands == ["train"]
+
+
+def test_settings_that_have_an_option_of_their_own_or_leave_no_figure_are_refused(
+    folder: Path,
+) -> None:
+    for setting, option in (("seed=1", "--seeds"), ("output_dir=x", "--runs")):
+        with pytest.raises(UsageError, match=f"use {option} instead"):
+            make_card("counting.yaml", "0", [setting], output=Path("cards"))
+    with pytest.raises(ConfigError, match="final_eval_episodes: expected at least 1"):
+        make_card("counting.yaml", "0", ["final_eval_episodes=0"], output=Path("cards"))
+
+
+# The plan
+
+
+def test_every_planned_card_is_of_a_packaged_configuration_with_a_sourced_figure() -> None:
+    plans = planned_cards()
+    assert {"dqn/cartpole", "ppo/cartpole", "ppo/pendulum"} <= plans.keys() <= {*packaged_configs()}
+    assert plans["dqn/cartpole"].seed_numbers == (0, 1, 2, 3, 4)
+    for plan in plans.values():
+        assert len(plan.seed_numbers) >= 3
+        assert plan.published is not None
+        assert plan.published.source.startswith("https://")
+
+
+def test_seeds_are_written_as_they_are_read() -> None:
+    assert seeds_text([0, 1, 2, 3, 4]) == "0-4"
+    assert seeds_text([7]) == "7"
+    for text in ("0-4", "0,3,7", "3,1", "5-6"):
+        assert seeds_text(parse_seeds(text)) == text
+
+
+def test_the_list_shows_cards_the_missing_ones_and_those_whose_configuration_has_changed(
+    folder: Path,
+) -> None:
+    configuration = recorded(resolve_config("counting.yaml").config)
+    card = a_card([15.0], config="dqn/counting", budget=60, configuration=configuration)
+    write_card(folder / "cards" / "dqn" / "counting.json", card)
+    others = [name for name in planned_cards() if name != "dqn/cartpole"]
+    posing = card.model_copy(update={"config": "dqn/cartpole"}).sealed()
+    write_card(folder / "cards" / "dqn" / "cartpole.json", posing)
+    assert missing_cards(Path("cards")) == others
+    assert is_current(card)
+    assert not is_current(posing)
+    result = evidence("list", "--output", "cards")
+    assert result.exit_code == 0, result.output
+    rows = [re.split(r"  +", line) for line in result.stdout.splitlines()]
+    figure = ["60", "1", "15.00 [15.00, 15.00]", "no published figure known"]
+    assert rows[1] == ["dqn/cartpole", *figure, "the configuration has changed since"]
+    assert rows[2] == ["dqn/counting", *figure]
+    assert rows[3:] == [[name, "missing"] for name in others]
+
+
+def test_nothing_is_run_when_no_card_is_missing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = a_card([15.0])
+    for name in planned_cards():
+        write_card(folder / "evidence" / f"{name}.json", card)
+    assert read_cards(folder / "evidence").keys() == planned_cards().keys()
+    replace_popen(monkeypatch, never)
+    result = evidence("run-missing")
+    assert (result.exit_code, result.stdout) == (0, "missing: none\n")
+    (folder / "evidence" / "ppo" / "pendulum.json").unlink()
+    result = evidence("run-missing")
+    assert result.stdout.startswith("missing: ppo/pendulum\nppo/pendulum: the seeds run in runs/")
+    assert result.exit_code == 1  # it went as far as to start a process
