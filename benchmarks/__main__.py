@@ -56,9 +56,10 @@ def chosen_libraries(peers: str) -> list[Library]:
 
 def header(args: argparse.Namespace, core: int | None) -> dict[str, Any]:
     """What every results file begins with."""
+    given = [text for text in args.given if text not in ("--output", str(args.output))]
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "-m", "benchmarks", *args.given]),
+        "command": shlex.join(["python", "-m", "benchmarks", *given]),
         "machine": machine(),
         "load_average": os.getloadavg()[0],
         "core": core,

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.peers import LIBRARIES
 from benchmarks.summary import Results, Row, rate, summarise
-from benchmarks.workloads import BenchmarkError, from_plain
+from benchmarks.workloads import WORKLOADS, BenchmarkError, from_plain
 
 OURS_COLOUR, PEER_COLOUR, TEXT = "#0b6e4f", "#b8c0c8", "#333333"
 
@@ -98,9 +98,11 @@ def draw_scaling(results: Mapping[str, Any], path: Path) -> None:
                 axes.plot(*zip(*points, strict=True), color=style[0], marker=style[1], label=title)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
+        for formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            formatter(lambda value, _: f"{value:,.0f}" if f"{value:.0e}"[0] in "125" else "")
         values = [point["value"] for point in line["points"]]
         axes.set_xticks(values, [str(value) for value in values])
-        axes.set_title(f"{line['base']}: {line['along']}", loc="left", fontsize=9)
+        axes.set_title(f"{WORKLOADS[line['base']].algorithm.upper()}: {line['along']}", loc="left")
         axes.grid(True, which="both", color="#eeeeee")
     for row in grid:
         row[0].set_ylabel("CPU time per transition, µs")

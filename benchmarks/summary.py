@@ -117,8 +117,8 @@ def console_table(results: Results, workload: str) -> Table:
     title = f"{workload}  {from_plain(results['workloads'][workload]).title}"
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("library", no_wrap=True)
-    columns = ("transitions/s", "ours/theirs", "by CPU time", "first update", "peak memory")
-    for column in (*columns, "of the limit"):
+    columns = ("per second", "ours/theirs", "by CPU time", "1st update", "memory", "of limit")
+    for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -41,13 +41,16 @@ class Algorithm(ABC):
     """Base of the algorithms: a device, and `parts` from which the checkpoint is derived.
 
     A subclass sets `parts` to every stateful thing it owns (networks, optimisers, generators) and
-    writes `act` and `update`.
+    writes `act` and `update`. `step_functions` names the methods that `compile` may compile: those
+    that compute a gradient and leave it in the parameters.
     """
 
     parts: dict[str, Stateful]
+    step_functions: ClassVar[tuple[str, ...]] = ("_gradient",)
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
+        self.execution = "eager"
         self._modules: dict[nn.Module, list[nn.Module]] = {}
 
     def initial_state(self, num_envs: int) -> PolicyState:  # noqa: ARG002 - feed-forward default
@@ -69,6 +72,13 @@ class Algorithm(ABC):
     @abstractmethod
     def update(self, batch: Any, moment: Moment) -> UpdateResult:
         """Make one update from a batch."""
+
+    def compile(self) -> None:
+        """Run the step functions through `torch.compile` from now on."""
+        torch.compiler.reset()  # what earlier runs of the process compiled would count as retries
+        for name in self.step_functions:
+            setattr(self, name, torch.compile(getattr(self, name)))
+        self.execution = "compiled"
 
     def schedules(self, moment: Moment) -> dict[str, float]:  # noqa: ARG002 - none by default
         """Scheduled quantities at this moment, for the log."""

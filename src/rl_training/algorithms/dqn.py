@@ -88,11 +88,16 @@ class DQN(ValueBased):
     def update(self, batch: Batch, moment: Moment) -> UpdateResult:
         """One gradient step, then the target network if it is due."""
         self.set_training(self.model, True)
+        result = self._gradient(batch)
+        self.optimizer.step(self.learning_rate(moment))
+        self.target.update(moment)
+        return UpdateResult(result.metrics, priorities=result.td_error)
+
+    def _gradient(self, batch: Batch) -> LossResult:
+        """Leave the gradient of the batch's loss in the parameters."""
         next_q = self.target.module(batch.next_obs)
         selector = self.model(batch.next_obs) if self.hyper.double else None
         q, pull_back = self.vjp(batch.obs)
         result = dqn_loss(q, next_q, batch, selector=selector, kind=self.hyper.loss)
         pull_back(result.gradient)
-        self.optimizer.step(self.learning_rate(moment))
-        self.target.update(moment)
-        return UpdateResult(result.metrics, priorities=result.td_error)
+        return result

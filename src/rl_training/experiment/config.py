@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Callable, Mapping
-from decimal import Decimal
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from typing_extensions import Self
 
-from rl_training.errors import ConfigError
 from rl_training.experiment.config_base import ConfigModel, is_placeholder
 from rl_training.experiment.config_mistakes import (
     ConfigMistakes,
@@ -28,9 +24,22 @@ from rl_training.experiment.config_schedule import (
     bounded_schedule,
     scheduled_value,
 )
-from rl_training.experiment.config_words import Expects, KeyPath, legal_paths, shown
+from rl_training.experiment.config_types import (
+    Directory,
+    EnvSource,
+    Episodes,
+    HiddenSizes,
+    Interval,
+    Memory,
+    Network,
+    Steps,
+    Wrapper,
+    parse_memory,
+)
+from rl_training.experiment.config_words import Expects, KeyPath, legal_paths
 
 __all__ = [
+    "COMPILE_FROM_UPDATES",
     "DEFAULT_BUFFER_SIZE",
     "GIVEN_TWICE",
     "LIFTED_KEYS",
@@ -55,86 +64,16 @@ __all__ = [
     "scheduled_value",
 ]
 
-MOST_STEPS = 10**12
 DEFAULT_BUFFER_SIZE = 100_000
 """Transitions kept when neither `buffer_size` nor `replay_memory` is given."""
+
+COMPILE_FROM_UPDATES = 500_000
+"""Updates from which `execution: auto` compiles: by then compiling has repaid its start."""
 
 LIFTED_KEYS = ("learning_starts", "target_update_interval")
 """Keys of `algo_kwargs` that may also stand at the top level."""
 
 GIVEN_TWICE = "given here and in algo_kwargs; keep one of them"
-
-_IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-_ENV_SOURCES = "an environment's id, package.module:Class, a callable or an environment"
-_MEMORY = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]?)(I?)B", re.IGNORECASE | re.ASCII)
-
-
-def parse_memory(text: str) -> int:
-    """The bytes in a size such as `2GiB` (powers of 1024) or `500MB` (powers of 1000)."""
-    match = _MEMORY.fullmatch(text.strip())
-    size = 0
-    if match is not None and (match[2] or not match[3]):
-        power = " KMGT".index(match[2].upper() or " ")
-        size = int(Decimal(match[1]) * (1024 if match[3] else 1000) ** power)
-    if not 1 <= size <= 2**60:
-        raise ConfigError(f"expected a size such as 2GiB or 500MB, found {shown(text)}")
-    return size
-
-
-def _is_memory(text: str | None) -> str | None:
-    try:
-        if text is not None:
-            parse_memory(text)
-    except ConfigError as error:
-        raise ValueError(str(error)) from None
-    return text
-
-
-def _is_import_path(value: Any) -> Any:
-    # A marker from a saved run is taken too; whoever builds the network asks for the real thing.
-    if isinstance(value, str) and not is_placeholder(value):
-        found = f"expected package.module:function or a callable, found {shown(value)}"
-        check(_IMPORT_PATH.fullmatch(value) is not None, found)
-    return value
-
-
-def _is_env_source(value: Any) -> Any:
-    if isinstance(value, str):
-        fine = value.isprintable() and value == value.strip() and 0 < len(value) <= 500
-    else:
-        fine = callable(value) or (hasattr(value, "step") and hasattr(value, "reset"))
-    check(fine, f"expected {_ENV_SOURCES}, found {shown(value)}")
-    return value
-
-
-def _is_wrapper(value: str | dict[str, dict[str, Any]]) -> str | dict[str, dict[str, Any]]:
-    check(
-        isinstance(value, str) or len(value) == 1, f"expected one name per item, found {len(value)}"
-    )
-    name = value if isinstance(value, str) else next(iter(value))
-    check(bool(name.strip()), "expected the name of a wrapper, found nothing")
-    return value
-
-
-def _path_text(value: Any) -> Any:
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
-Network = Annotated[
-    str | Callable[..., Any] | None,
-    AfterValidator(_is_import_path),
-    Expects("package.module:function, a callable (env_spec, hyper_parameters) -> Module, or null"),
-]
-EnvSource = Annotated[Any, AfterValidator(_is_env_source), Expects(_ENV_SOURCES)]
-Wrapper = Annotated[
-    str | dict[str, dict[str, Any]],
-    AfterValidator(_is_wrapper),
-    Expects("a wrapper's name, or one name with its arguments such as {Name: {key: value}}"),
-]
-HiddenSizes = Annotated[tuple[Annotated[int, Field(ge=1, le=65_536)], ...], Field(max_length=16)]
-Steps = Annotated[int, Field(ge=1, le=MOST_STEPS)]
-Interval = Annotated[int, Field(ge=0, le=MOST_STEPS)]
-Episodes = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class HyperParameters(ConfigModel):
@@ -153,9 +92,9 @@ class OffPolicyHyperParameters(HyperParameters):
     buffer_size: int | None = Field(
         None, ge=1, le=10**10, description="transitions; 100000 unless replay_memory is given"
     )
-    replay_memory: Annotated[
-        str | None, AfterValidator(_is_memory), Expects("a size such as 2GiB or 500MB, or null")
-    ] = Field(None, description="size of the replay buffer in bytes, in place of buffer_size")
+    replay_memory: Memory = Field(
+        None, description="size of the replay buffer in bytes, in place of buffer_size"
+    )
     replay_ratio: float = Field(
         1.0, gt=0, le=1000, description="gradient steps per environment transition"
     )
@@ -200,13 +139,11 @@ class TrainConfig(ConfigModel):
         pattern=r"^(auto|cpu|mps|cuda(:[0-9]{1,3})?)$",
         description="where the networks are; auto takes CUDA where there is one",
     )
-    output_dir: Annotated[str, BeforeValidator(_path_text), Expects("the path of a directory")] = (
-        Field(
-            "runs",
-            pattern=r"^[^\x00-\x1f]*[^\x00-\x20][^\x00-\x1f]*$",
-            max_length=4096,
-            description="run directories are made in it",
-        )
+    output_dir: Directory = Field(
+        "runs",
+        pattern=r"^[^\x00-\x1f]*[^\x00-\x20][^\x00-\x1f]*$",
+        max_length=4096,
+        description="run directories are made in it",
     )
     run_name: Annotated[
         str | None,
@@ -235,6 +172,11 @@ class TrainConfig(ConfigModel):
     )
     threads: Literal["auto"] | Annotated[int, Field(ge=1, le=1024)] = Field(
         "auto", description="CPU threads of the tensor library"
+    )
+    execution: Literal["eager", "compiled", "auto"] = Field(
+        "eager",
+        description="compiled runs the gradient steps through torch.compile; auto does so for runs "
+        f"of {COMPILE_FROM_UPDATES} updates and more",
     )
     env_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="keyword arguments of the environment"

@@ -36,6 +36,7 @@ def checkpoint_info(run: TrainingRun, *, exact: bool) -> dict[str, Any]:
         "updates": run.updates,
         "resume_level": run.level,
         "exact": exact,
+        "execution": run.algorithm.execution,
         "config": run.config.to_plain(),
     }
 

@@ -31,6 +31,7 @@ def write_records(run: TrainingRun, checkpoint: Checkpoint | None) -> None:
             "env_id": run.agent.adapter.spec.env_id,
             "resume_level_reason": run.level_reason,
             "replay_bytes": run.buffer.nbytes,
+            "execution": run.algorithm.execution,
         },
     )
     resumed = None if checkpoint is None else resume_entry(checkpoint, run.config)

@@ -15,6 +15,7 @@ from rl_training.experiment.logging import MetricsLog
 from rl_training.experiment.runs import RunLock, create_run_directory, default_run_name
 from rl_training.runtime.assembly import RunPlan, assemble, build
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.execution import set_execution
 from rl_training.runtime.interrupts import Interrupts
 from rl_training.runtime.lost_objects import refuse_lost_objects
 from rl_training.runtime.persistence import restore_run
@@ -87,6 +88,7 @@ def train(
         stack.enter_context(threads(config))
         parts = build(plan)
         stack.callback(parts.close)
+        set_execution(parts.agent.algorithm, config, hyper, checkpoint)
         home = home_of(checkpoint) if checkpoint else None
         directory = home or _new_directory(config)
         stack.enter_context(RunLock(directory))

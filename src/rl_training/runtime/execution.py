@@ -1,0 +1,67 @@
+"""Whether a run's gradient steps are compiled."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rl_training.algorithms.base import Algorithm
+from rl_training.experiment.checkpointing import Checkpoint
+from rl_training.experiment.config import (
+    COMPILE_FROM_UPDATES,
+    OnPolicyHyperParameters,
+    TrainConfig,
+)
+
+logger = logging.getLogger("rl_training")
+
+
+def set_execution(
+    algorithm: Algorithm, config: TrainConfig, hyper: Any, checkpoint: Checkpoint | None
+) -> None:
+    """Compile the algorithm's gradient steps if the run is to; a resumed run stays as it was.
+
+    Without a working compiler the run is eager, and says so.
+    """
+    wanted = checkpoint.info["execution"] if checkpoint else config.execution
+    if wanted == "auto":
+        long = planned_updates(hyper, config) >= COMPILE_FROM_UPDATES
+        wanted = "compiled" if long else "eager"
+    if wanted == "eager":
+        return
+    trouble = _compiler_trouble(algorithm.device)
+    if trouble is None:
+        algorithm.compile()
+    else:
+        logger.warning("execution: eager, for torch.compile does not work here (%s)", trouble)
+
+
+def planned_updates(hyper: Any, config: TrainConfig) -> int:
+    """Gradient steps in the whole run, were no update cut short."""
+    if isinstance(hyper, OnPolicyHyperParameters):
+        rollout = hyper.num_steps * config.num_envs
+        minibatches = math.ceil(rollout / hyper.batch_size)
+        return config.total_timesteps // rollout * hyper.epochs * minibatches
+    learning = max(0, config.total_timesteps - hyper.learning_starts)
+    return int(hyper.replay_ratio * learning)
+
+
+def _compiler_trouble(device: torch.device) -> str | None:
+    """Why a small function cannot be compiled, in one line; None if it can."""
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    # Where a second start finds what the first one compiled; the default is lost at a reboot.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(cache) / "rl_training" / "inductor"))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.compile(lambda x: x * 2 + 1)(torch.ones(8, device=device))
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return (lines or [type(error).__name__])[0][:200]
+    return None
