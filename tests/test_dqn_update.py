@@ -192,10 +192,10 @@ def test_tau_and_an_interval_together_are_refused() -> None:
 
 def test_each_environment_has_its_own_coin() -> None:
     dqn = DQN(TwoWeights(), DQNConfig(epsilon=0.5), SPEC)
-    explores, actions = dqn.exploration.draw(0.5, 10_000)
+    actions = dqn.exploration.act(0.5, 10_000, lambda: np.full(10_000, 7))
     # One coin for all would give 0 or 10,000; the standard deviation is 50.
-    assert 4_700 < explores.sum() < 5_300
-    assert 4_700 < actions.sum() < 5_300
+    assert 4_700 < (actions == 7).sum() < 5_300
+    assert 2_250 < (actions == 1).sum() < 2_750
 
 
 def test_actions_are_greedy_except_for_the_share_epsilon() -> None:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from rl_training.algorithms.functional.distributions import (
+    ActionDistribution,
     Bernoulli,
     Categorical,
     DiagonalGaussian,
@@ -22,7 +23,7 @@ from rl_training.algorithms.functional.distributions import (
 )
 from rl_training.algorithms.functional.surrogate import Losses, Samples, normalized, ppo_losses
 from rl_training.algorithms.generators import BlockNoise, NumpyGenerator
-from rl_training.algorithms.ppo import PPO, PPOConfig
+from rl_training.algorithms.ppo import METRICS, PPO, PPOConfig
 from rl_training.data.types import EnvSpec, Moment, Rollout
 from rl_training.errors import ConfigError
 from rl_training.models.mlp_actor_critic import MLPActorCritic
@@ -65,7 +66,7 @@ def losses_at(ratio: list[float], advantage: list[float]) -> tuple[Losses, list[
     """The losses and the gradient of the policy's with respect to the log-probabilities."""
     log_prob = torch.tensor(ratio).log().requires_grad_()
     losses = ppo_losses(log_prob, torch.zeros(len(ratio)), old(advantage), clip_range=0.2)
-    losses.policy_loss.backward()
+    losses.policy.mean().backward()
     assert_close(losses.by_log_prob, log_prob.grad)  # written out, and automatic
     return losses, log_prob.grad.tolist()
 
@@ -86,33 +87,33 @@ def test_the_clipped_surrogate_by_hand(
     ratio: float, advantage: float, loss: float, gradient: float
 ) -> None:
     losses, grad = losses_at([ratio], [advantage])
-    assert losses.policy_loss.tolist() == pytest.approx(loss, rel=1e-5)
+    assert losses.policy.tolist() == pytest.approx([loss], rel=1e-5)
     assert grad == pytest.approx([gradient], rel=1e-5)
-    assert float(losses.clip_fraction) == float(abs(ratio - 1) > 0.2)
+    assert losses.clipped.tolist() == [float(abs(ratio - 1) > 0.2)]
 
 
 def test_losses_are_means_and_the_kl_estimate_is_ratio_minus_one_minus_its_log() -> None:
     ratios, advantages, each, _ = zip(*SURROGATES, strict=True)
     losses, grad = losses_at(list(ratios), list(advantages))
-    assert losses.policy_loss.tolist() == pytest.approx(sum(each) / 6, rel=1e-5)
+    assert losses.policy.tolist() == pytest.approx(list(each), rel=1e-5)
     assert grad[0] == pytest.approx(-2.2 / 6, rel=1e-5)
     by_hand = [0.1 - 0.0953102, -0.1 + 0.1053605, 0.5 - 0.4054651, -0.5 + 0.6931472]
     by_hand += [-0.5 + 0.6931472, 0.5 - 0.4054651]
-    assert float(losses.approx_kl) == pytest.approx(sum(by_hand) / 6, rel=1e-4)
-    assert float(losses.clip_fraction) == pytest.approx(4 / 6)
-    assert not losses.approx_kl.requires_grad
+    assert losses.kl.tolist() == pytest.approx(by_hand, rel=1e-4)
+    assert losses.clipped.tolist() == [0, 0, 1, 1, 1, 1]
+    assert not losses.kl.requires_grad
 
 
 def test_the_value_loss_is_the_mean_square_and_clipping_takes_the_larger_error() -> None:
     value = torch.tensor([3.0, 3.0, 0.1]).requires_grad_()
     rows = old([0.0] * 3, value=[0.0, 0.0, 0.0], returns=[4.0, 0.0, 1.0])
     plain = ppo_losses(torch.zeros(3), value, rows, clip_range=0.2)
-    assert plain.value_loss.tolist() == pytest.approx((1 + 9 + 0.81) / 3)
+    assert plain.value.tolist() == pytest.approx([1, 9, 0.81])
     # The first may move by 0.5 only: (0.5 - 4)^2 = 12.25 beats 1, and no gradient is left. The
     # second: (0.5 - 0)^2 loses to 9. The third is within its range.
     clipped = ppo_losses(torch.zeros(3), value, rows, clip_range=0.2, value_clip_range=0.5)
-    assert clipped.value_loss.tolist() == pytest.approx((12.25 + 9 + 0.81) / 3)
-    clipped.value_loss.backward()
+    assert clipped.value.tolist() == pytest.approx([12.25, 9, 0.81])
+    clipped.value.mean().backward()
     assert value.grad.tolist() == pytest.approx([0.0, 2 * 3 / 3, 2 * -0.9 / 3], rel=1e-5)
     assert_close(clipped.by_value, value.grad)
     assert plain.by_value.tolist() == pytest.approx([-2 / 3, 2 * 3 / 3, 2 * -0.9 / 3], rel=1e-5)
@@ -188,7 +189,9 @@ def test_gradients_written_out_are_the_automatic_ones(kind: str, by_entropy: flo
     output = torch.randn(7, spec.policy_outputs, generator=torch.Generator().manual_seed(3))
     log_std = torch.tensor([0.4, -1.0])
     inputs = [output.requires_grad_(), log_std.requires_grad_()]
-    chosen = distribution(spec, output, log_std)
+    chosen: ActionDistribution = DiagonalGaussian(output, log_std)  # keeps log_std's graph
+    if kind != "continuous":
+        chosen = distribution(spec, output, None)
     action = chosen.sample(noise_for(spec, 7)).detach()
     by_log_prob = torch.linspace(-1, 2, 7)
     total = (by_log_prob * chosen.log_prob(action)).sum() + by_entropy * chosen.entropy().sum()
@@ -362,9 +365,9 @@ def test_advantages_are_normalised_in_each_minibatch() -> None:
     gradient = ppo._gradient
 
     def watched(rows: Samples, clip_range: float) -> Any:
-        metrics = gradient(rows, clip_range)
-        policy_losses.append(float(metrics["policy_loss"]))
-        return metrics
+        numbers = gradient(rows, clip_range)
+        policy_losses.append(float(numbers[METRICS.index("policy_loss")]))
+        return numbers
 
     ppo._gradient = watched  # type: ignore[method-assign]
     rewards = [100.0, 300.0, 500.0, 900.0]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rl_training.data.arrays import Array, HostView
 from rl_training.data.types import Moment, PolicyState
 
 
@@ -17,7 +19,7 @@ class UpdateResult(NamedTuple):
 
     metrics: dict[str, Tensor]
     gradient_steps: int = 1
-    priorities: Tensor | None = None
+    priorities: Array | None = None
 
 
 class Acting(NamedTuple):
@@ -51,6 +53,8 @@ class Algorithm(ABC):
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
         self.execution = "eager"
+        self.host_view = HostView()
+        self.compute_on_host(False)
         self._modules: dict[nn.Module, list[nn.Module]] = {}
 
     def initial_state(self, num_envs: int) -> PolicyState:  # noqa: ARG002 - feed-forward default
@@ -73,11 +77,20 @@ class Algorithm(ABC):
     def update(self, batch: Any, moment: Moment) -> UpdateResult:
         """Make one update from a batch."""
 
+    def compute_on_host(self, on_host: bool) -> None:
+        """Compute on NumPy arrays, or on tensors."""
+        self.on_host = on_host
+
+    def quietly(self) -> AbstractContextManager[Any]:
+        """Without a graph of tensors, and without NumPy's warnings of what is checked later."""
+        return np.errstate(all="ignore") if self.on_host else torch.no_grad()
+
     def compile(self) -> None:
         """Run the step functions through `torch.compile` from now on."""
         torch.compiler.reset()  # what earlier runs of the process compiled would count as retries
         for name in self.step_functions:
             setattr(self, name, torch.compile(getattr(self, name)))
+        self.compute_on_host(False)
         self.execution = "compiled"
 
     def schedules(self, moment: Moment) -> dict[str, float]:  # noqa: ARG002 - none by default
@@ -109,7 +122,6 @@ class Algorithm(ABC):
         for module in self._modules[network]:
             module.__dict__["training"] = training
 
-    def to_tensor(self, obs: np.ndarray) -> Tensor:
-        """Host observations as a tensor on the algorithm's device."""
-        tensor = torch.from_numpy(obs)
-        return tensor if self.device.type == "cpu" else tensor.to(self.device)
+    def to_input(self, obs: np.ndarray) -> Array:
+        """Host observations as the networks take them: as they are, or on the device."""
+        return obs if self.on_host else torch.from_numpy(obs).to(self.device)

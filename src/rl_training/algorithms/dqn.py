@@ -17,6 +17,7 @@ from rl_training.algorithms.checks import check_network
 from rl_training.algorithms.functional.shapes import expect_shapes
 from rl_training.algorithms.functional.td import chosen, q_target
 from rl_training.algorithms.value_based import ValueBased, ValueBasedConfig
+from rl_training.data.arrays import Array, constant, means, named, namespace, rows_of
 from rl_training.data.types import Batch, EnvSpec, Moment
 
 
@@ -28,21 +29,24 @@ class DQNConfig(ValueBasedConfig):
     )
 
 
+METRICS = ("loss", "q_value_mean", "target_mean", "td_error_mean")
+
+
 class LossResult(NamedTuple):
     """A loss, its gradient with respect to `q`, metrics, and the absolute error of each row."""
 
-    loss: Tensor
-    gradient: Tensor
+    loss: Array
+    gradient: Array
     metrics: dict[str, Tensor]
-    td_error: Tensor
+    td_error: Array
 
 
 def dqn_loss(
-    q: Tensor,
-    next_q: Tensor,
+    q: Array,
+    next_q: Array,
     batch: Batch,
     *,
-    selector: Tensor | None = None,
+    selector: Array | None = None,
     kind: Literal["huber", "mse"] = "huber",
 ) -> LossResult:
     """Weighted mean over the batch of the Huber (or half squared) temporal-difference error.
@@ -50,22 +54,20 @@ def dqn_loss(
     Shapes: q, next_q and selector [B, A]. `q` is the online network at `obs`, `next_q` the target
     network at `next_obs`; `selector` chooses the next action, by default `next_q` itself.
     """
-    target = q_target(batch.reward, batch.discount, next_q, selector)
+    target = constant(q_target(batch.reward, batch.discount, next_q, selector))
     value = chosen(q, batch.action)
     expect_shapes("B, B, B", value, target, batch.weight)
     error = value - target
     # Huber's derivative is the error held within 1, and Huber itself slope * (error - slope / 2);
     # the half square is the same without the bound.
-    slope = error.clamp(-1.0, 1.0) if kind == "huber" else error
+    slope = error.clip(-1.0, 1.0) if kind == "huber" else error
     weighted = slope * batch.weight
-    rows = torch.addcmul(weighted * error, weighted, slope, value=-0.5)
-    td_error = error.detach().abs()
-    means = torch.stack((rows, value, target, td_error)).mean(1)
-    names = ("loss", "q_value_mean", "target_mean", "td_error_mean")
-    metrics = dict(zip(names, means.detach().unbind(), strict=True))
-    column = weighted.detach().unsqueeze(1) / len(weighted)
-    gradient = torch.zeros_like(q).scatter_(1, batch.action.unsqueeze(1), column)
-    return LossResult(means[0], gradient, metrics, td_error)
+    rows = weighted * (error - 0.5 * slope)
+    td_error = constant(abs(error))
+    numbers = means(rows, value, target, td_error)
+    gradient = namespace(q).zeros_like(q)
+    gradient[rows_of(q), batch.action] = constant(weighted) / len(weighted)
+    return LossResult(numbers[0], gradient, named(METRICS, numbers), td_error)
 
 
 class DQN(ValueBased):
@@ -84,11 +86,11 @@ class DQN(ValueBased):
         super().__init__(model, hyper, spec, seed=seed, device=device)
         self.hyper = hyper
 
-    @torch.no_grad()
     def update(self, batch: Batch, moment: Moment) -> UpdateResult:
         """One gradient step, then the target network if it is due."""
         self.set_training(self.model, True)
-        result = self._gradient(batch)
+        with self.quietly():
+            result = self._gradient(self.host_view.of(batch) if self.on_host else batch)
         self.optimizer.step(self.learning_rate(moment))
         self.target.update(moment)
         return UpdateResult(result.metrics, priorities=result.td_error)

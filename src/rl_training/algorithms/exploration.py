@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from rl_training.algorithms.generators import BlockNoise
@@ -14,7 +16,12 @@ class EpsilonGreedy(BlockNoise):
         super().__init__(seed, lambda rng, rows: rng.random((rows, 2)))
         self.num_actions = num_actions
 
-    def draw(self, epsilon: float, num_envs: int) -> tuple[np.ndarray, np.ndarray]:
-        """Which environments explore, and a uniform action for each."""
+    def act(self, epsilon: float, num_envs: int, greedy: Callable[[], np.ndarray]) -> np.ndarray:
+        """Uniform actions where the coin falls below epsilon, and `greedy()` elsewhere."""
         coin, choice = self.step(num_envs).T
-        return coin < epsilon, (choice * self.num_actions).astype(np.int64)
+        explores = coin < epsilon
+        exploring = np.count_nonzero(explores)
+        if not exploring:
+            return greedy()
+        uniform = (choice * self.num_actions).astype(np.int64)
+        return uniform if exploring == num_envs else np.where(explores, uniform, greedy())

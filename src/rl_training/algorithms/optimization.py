@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any, Literal
 
 import torch
@@ -58,7 +59,6 @@ class Optimizer:
         self._mean, self._square = torch.zeros_like(self._values), torch.zeros_like(self._values)
         self._steps = torch.zeros((), device=self._values.device)
 
-    @torch.no_grad()
     def step(self, learning_rate: float) -> None:
         """Move the parameters against their gradients."""
         if self.max_grad_norm is not None:
@@ -66,12 +66,11 @@ class Optimizer:
         self._move(self._grad, learning_rate)
 
     def _clip(self, limit: float) -> None:
-        norm = torch.linalg.vector_norm(self._grad)
-        if self._grad.device.type == "cpu":  # where reading a number costs nothing
-            if (found := float(norm)) > limit:
-                self._grad.mul_(limit / (found + 1e-6))
-        else:
+        if self._grad.device.type != "cpu":  # without waiting for the device
+            norm = torch.linalg.vector_norm(self._grad)
             self._grad.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
+        elif (norm := math.sqrt(self._grad.dot(self._grad))) > limit:
+            self._grad.mul_(limit / (norm + 1e-6))
 
     def _adam(self, grad: Tensor, learning_rate: float) -> None:
         self._steps += 1
@@ -120,19 +119,18 @@ class TargetNetwork:
         self.module = copy.deepcopy(module).eval()
         self.tau = tau
         self.interval = interval
-        self._flat = flatten(self.module, gradients=False)
+        self._values = flatten(self.module, gradients=False).detach()
         self.module.requires_grad_(False)
-        self._source_flat = source.flat
+        self._source_values = source.flat.detach()
         self._source_buffers = list(module.buffers())
         self._intervals_seen = 0
 
-    @torch.no_grad()
     def update(self, moment: Moment) -> None:
         """Copy or move the parameters if that is due."""
         if self.tau < 1.0:
-            self._flat.lerp_(self._source_flat, self.tau)
+            self._values.lerp_(self._source_values, self.tau)
         elif moment.env_steps // self.interval > self._intervals_seen:
-            self._flat.copy_(self._source_flat)
+            self._values.copy_(self._source_values)
             self._intervals_seen = moment.env_steps // self.interval
         else:
             return

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import Self
 
 from rl_training.algorithms.base import Acting, Algorithm
 from rl_training.algorithms.exploration import EpsilonGreedy
-from rl_training.algorithms.gradients import vjp_of
+from rl_training.algorithms.gradients import vjp_of, writes_out_its_gradient
 from rl_training.algorithms.optimization import Optimizer, OptimizerName, TargetNetwork
+from rl_training.data.arrays import Array
 from rl_training.data.types import EnvSpec, Moment, PolicyState
 from rl_training.experiment.config import (
     LearningRate,
@@ -87,6 +88,7 @@ class ValueBased(Algorithm):
             max_grad_norm=hyper.max_grad_norm,
         )
         self.vjp = vjp_of(self.model)
+        self.compute_on_host(self.device.type == "cpu" and writes_out_its_gradient(self.model))
         interval = hyper.target_update_interval or TARGET_UPDATE_INTERVAL
         self.target = TargetNetwork(self.model, self.optimizer, tau=hyper.tau, interval=interval)
         self.exploration = EpsilonGreedy(spec.num_actions, seed)
@@ -98,7 +100,7 @@ class ValueBased(Algorithm):
             "exploration": self.exploration,
         }
 
-    def q_values(self, output: Tensor) -> Tensor:
+    def q_values(self, output: Array) -> Array:
         """Q-values [B, A] from the network's output."""
         return output
 
@@ -128,18 +130,13 @@ class ValueBased(Algorithm):
         """Epsilon-greedy actions with a coin per row, or greedy ones."""
         if not explore:
             return Acting(self.greedy(obs), state)
-        explores, action = self.exploration.draw(self.epsilon(moment), len(obs))
-        exploring = np.count_nonzero(explores)
-        if exploring == 0:
-            action = self.greedy(obs)
-        elif exploring < len(obs):
-            action = np.where(explores, action, self.greedy(obs))
-        return Acting(action, state)
+        epsilon = self.epsilon(moment)
+        return Acting(self.exploration.act(epsilon, len(obs), lambda: self.greedy(obs)), state)
 
-    @torch.inference_mode()
     def greedy(self, obs: np.ndarray) -> np.ndarray:
         """The action with the highest Q-value in each row."""
         self.set_training(self.model, False)
-        q = self.q_values(self.model(self.to_tensor(obs)))
-        best: np.ndarray = q.argmax(-1).cpu().numpy()
-        return best
+        with self.quietly():
+            best = self.q_values(self.model(self.to_input(obs))).argmax(-1)
+        action: np.ndarray = best if self.on_host else best.cpu().numpy()
+        return action

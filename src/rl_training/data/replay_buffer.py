@@ -22,6 +22,8 @@ from rl_training.experiment.config import (
     parse_memory,
 )
 
+_STORES = ("obs", "action", "reward", "discount", "valid")
+
 
 class ReplayBuffer:
     """Uniform replay over the latest `capacity` rows, kept in host memory.
@@ -50,11 +52,14 @@ class ReplayBuffer:
         # Env-major: slot = env * rows + row, so that an episode lies in consecutive memory.
         self._obs = np.zeros((slots, *spec.obs_shape), spec.obs_dtype)
         self._action = np.zeros((slots, *spec.action_shape), spec.action_dtype)
-        self._signal = np.zeros((slots, 2), np.float32)  # reward, gamma * (1 - terminated)
+        self._reward = np.zeros(slots, np.float32)
+        self._discount = np.zeros(slots, np.float32)  # gamma * (1 - terminated)
         self._valid = np.zeros(slots, np.bool_)
         self._base = np.arange(num_envs) * self._rows
-        self._head = self._base + self._rows - 1  # the slot that holds the newest observation
-        self._extent = 0  # rows ever written, the largest over environments
+        self._end = self._base + self._rows
+        self._head = self._end - 1  # the slot that holds the newest observation
+        self._wrapped = False  # whether a ring has begun again from its first row
+        self._empty = True
         self._rng = np.random.default_rng(seed)
         self._batches: dict[int, _BatchMemory] = {}
 
@@ -98,7 +103,7 @@ class ReplayBuffer:
     @property
     def nbytes(self) -> int:
         """Memory the buffer takes."""
-        return sum(a.nbytes for a in (self._obs, self._action, self._signal, self._valid))
+        return sum(getattr(self, f"_{name}").nbytes for name in _STORES)
 
     def __len__(self) -> int:
         return int(np.count_nonzero(self._valid))
@@ -110,63 +115,77 @@ class ReplayBuffer:
         here = self._head[envs]
         if np.count_nonzero(first := step.first[envs]):
             # A new episode leaves the row with the last observation of the one before it alone.
-            here = np.where(first, self._successors(here), here)
+            here = np.where(first, self._after(here, envs), here)
             self._obs[here] = step.obs[envs]
         # Elsewhere the row holds the observation already: it was the last step's successor.
-        there = self._successors(here)
+        there = self._after(here, envs)
         self._obs[there] = step.next_obs[envs]
         self._action[here] = step.action[envs]
-        self._signal[here, 0] = step.reward[envs]
-        self._signal[here, 1] = np.where(step.terminated[envs], 0.0, self.gamma)
+        self._reward[here] = step.reward[envs]
+        self._discount[here] = self.gamma
+        if np.count_nonzero(terminated := step.terminated[envs]):
+            self._discount[here[terminated]] = 0.0
         self._valid[here] = True
         self._valid[there] = False
-        self._extend(here, there)
         self._head[envs] = there
 
-    def _extend(self, here: np.ndarray, there: np.ndarray) -> None:
-        if self._extent < self._rows and len(here):
-            newest = int((there % self._rows).max())
-            wrapped = np.count_nonzero(there < here)
-            self._extent = self._rows if wrapped else max(self._extent, newest + 1)
+    def _after(self, slots: np.ndarray, envs: slice | np.ndarray) -> np.ndarray:
+        """The slot after each newest one, within its ring."""
+        following = slots + 1
+        ended = following == self._end[envs]
+        if np.count_nonzero(ended):
+            following[ended] -= self._rows
+            self._wrapped = self._wrapped or not self._empty
+        self._empty = False
+        return following
+
+    @property
+    def _extent(self) -> int:
+        """Rows ever written, the largest number over environments."""
+        if self._empty:
+            return 0
+        return self._rows if self._wrapped else int((self._head - self._base).max()) + 1
 
     def sample(self, batch_size: int) -> Batch:
         """Draw transitions uniformly, with replacement; the next call overwrites the batch."""
         if batch_size not in self._batches:
             self._batches[batch_size] = _BatchMemory(self, batch_size)
         memory, slots = self._batches[batch_size], self._draw(batch_size)
+        memory.slots[:] = slots
         # `clip` skips a copy that `raise` makes; the slots are in range.
         self._obs.take(slots, 0, memory.obs, "clip")
         self._obs.take(self._successors(slots), 0, memory.next_obs, "clip")
         self._action.take(slots, 0, memory.action, "clip")
-        self._signal.take(slots, 0, memory.signal, "clip")
-        return memory.batch(slots, self.device)
+        self._reward.take(slots, 0, memory.reward, "clip")
+        self._discount.take(slots, 0, memory.discount, "clip")
+        return memory.batch(self.device)
 
     def update_priorities(self, slots: np.ndarray, priorities: torch.Tensor) -> None:
         """Uniform replay has no priorities; the call is part of every buffer's interface."""
 
     def _draw(self, count: int) -> np.ndarray:
-        if not self._extent:
+        extent = self._extent
+        if not extent:
             raise UsageError("the replay buffer is empty: add transitions before sampling")
-        slots = self._candidates(count)
+        slots = self._candidates(count, extent)
         # Tail rows and rows not yet written are drawn again: what remains is uniform.
         while np.count_nonzero(valid := self._valid.take(slots)) < count:
             wrong = np.flatnonzero(~valid)
-            slots[wrong] = self._candidates(wrong.size)
+            slots[wrong] = self._candidates(wrong.size, extent)
         return slots
 
-    def _candidates(self, count: int) -> np.ndarray:
+    def _candidates(self, count: int, extent: int) -> np.ndarray:
         # Scaled floats: faster than drawing integers, and no less uniform below 2**53 slots.
-        drawn = (self._rng.random(count) * (self._extent * self.num_envs)).astype(np.int64)
-        if self.num_envs == 1 or self._extent == self._rows:
+        drawn = (self._rng.random(count) * (extent * self.num_envs)).astype(np.int64)
+        if self.num_envs == 1 or extent == self._rows:
             return drawn
-        env, row = np.divmod(drawn, self._extent)
+        env, row = np.divmod(drawn, extent)
         return env * self._rows + row
 
     def _successors(self, slots: np.ndarray) -> np.ndarray:
         following = slots + 1
-        last = following % self._rows == 0
-        if np.count_nonzero(last):
-            following[last] -= self._rows
+        if self._wrapped:
+            following[following % self._rows == 0] -= self._rows
         return following
 
     def state_dict(self) -> dict[str, Any]:
@@ -176,10 +195,7 @@ class ReplayBuffer:
             "num_envs": self.num_envs,
             "extent": self._extent,
             "head": self._head.copy(),
-            "obs": self._written(self._obs),
-            "action": self._written(self._action),
-            "signal": self._written(self._signal),
-            "valid": self._written(self._valid),
+            **{name: self._written(getattr(self, f"_{name}")) for name in _STORES},
             "rng": self._rng.bit_generator.state,
         }
 
@@ -191,10 +207,11 @@ class ReplayBuffer:
                     f"the saved replay buffer has {name} {state[name]}, this one has {mine}; "
                     "resume with the buffer size and num_envs of the saved run"
                 )
-        self._extent = state["extent"]
+        self._empty = state["extent"] == 0
+        self._wrapped = state["extent"] == self._rows
         self._head[:] = state["head"]
         self._valid[:] = False
-        for name in ("obs", "action", "signal", "valid"):
+        for name in _STORES:
             self._written_view(getattr(self, f"_{name}"))[:] = state[name]
         self._rng.bit_generator.state = state["rng"]
 
@@ -209,30 +226,30 @@ class _BatchMemory:
     """Memory for the batches of one size, used again for each."""
 
     def __init__(self, buffer: ReplayBuffer, batch_size: int) -> None:
-        stores = (buffer._obs, buffer._obs, buffer._action, buffer._signal)
-        self.obs, self.next_obs, self.action, self.signal = (
-            np.empty((batch_size, *store.shape[1:]), store.dtype) for store in stores
-        )
-        reward, discount = torch.from_numpy(self.signal).unbind(1)
+        def room(store: np.ndarray) -> np.ndarray:
+            return np.empty((batch_size, *store.shape[1:]), store.dtype)
+
+        self.obs, self.next_obs = room(buffer._obs), room(buffer._obs)
+        self.action, self.slots = room(buffer._action), np.empty(batch_size, np.int64)
+        self.reward, self.discount = room(buffer._reward), room(buffer._discount)
         self._host = Batch(
             obs=torch.from_numpy(self.obs),
             action=torch.from_numpy(self.action),
-            reward=reward,
+            reward=torch.from_numpy(self.reward),
             next_obs=torch.from_numpy(self.next_obs),
-            discount=discount,
+            discount=torch.from_numpy(self.discount),
             weight=torch.ones(batch_size),
-            slots=np.empty(batch_size, np.int64),
+            slots=self.slots,
         )
 
-    def batch(self, slots: np.ndarray, device: torch.device) -> Batch:
+    def batch(self, device: torch.device) -> Batch:
         """What was gathered, on the device."""
-        host = self._host._replace(slots=slots)
         if device.type == "cpu":
-            return host
+            return self._host
         # Pinning copies, so a transfer in flight is not overwritten by the next batch.
-        return host._replace(
+        return self._host._replace(
             **{
-                name: getattr(host, name).pin_memory().to(device, non_blocking=True)
-                for name in host._fields[:-1]
+                name: getattr(self._host, name).pin_memory().to(device, non_blocking=True)
+                for name in Batch._fields[:-1]
             }
         )

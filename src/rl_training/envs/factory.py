@@ -11,10 +11,11 @@ from typing import Any, TypeAlias
 
 import gymnasium as gym
 import gymnasium.wrappers
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
 from rl_training.envs.imports import import_module, import_object, nearest
 from rl_training.envs.snapshots import SnapshotEnvMaker
+from rl_training.envs.sync_vector_env import QuickSyncVectorEnv
 from rl_training.errors import ConfigError, EnvError, MissingExtra, RLTrainingError
 
 Env: TypeAlias = gym.Env[Any, Any]
@@ -92,8 +93,7 @@ def make_vector_env(
     try:
         if vectorization == "async":
             return AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
-        # The collector copies every observation itself.
-        return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP, copy=False)
+        return QuickSyncVectorEnv(makers)
     except _MadeVectorEnv as made:
         _refuse_options(made.venv, {}, wrappers)
         return _checked_number(made.venv, num_envs)

@@ -5,28 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-PullBack = Callable[[Tensor], None]
+from rl_training.data.arrays import Array, add_up, namespace
+
+PullBack = Callable[[Array], None]
 """From the gradient of an output to the gradients of the parameters, written into their `grad`."""
 
 Activation = Literal["relu", "tanh"]
-
-# Each in place, and its derivative times a gradient, from its output.
-_ACTIVATE = {"relu": torch.relu_, "tanh": torch.tanh_}
-_DERIVE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "relu": lambda grad, output: torch.ops.aten.threshold_backward(grad, output, 0.0),
-    "tanh": torch.ops.aten.tanh_backward,
-}
-NARROW = 16  # BLAS is slow at a product whose result is no wider
+_ZEROS = np.zeros(65_536, np.float32)
 
 
 class MLP(nn.Module):
-    """Linear layers of the given sizes with an activation between them.
+    """Linear layers of the given sizes with an activation between them, on tensors or arrays.
 
     One module for all layers: on a CPU the calls from module to module take as long as the
     arithmetic of a small network. `vjp` is its gradient written out, for the same reason.
@@ -35,13 +31,14 @@ class MLP(nn.Module):
 
     def __init__(self, sizes: Sequence[int], *, activation: Activation = "relu") -> None:
         super().__init__()
-        self._activate, self._derive = _ACTIVATE[activation], _DERIVE[activation]
+        self._activation = activation
         self._layers: list[tuple[nn.Parameter, nn.Parameter]] = []
         for depth, (fan_in, fan_out) in enumerate(pairwise(sizes)):
             weight, bias = nn.Linear(fan_in, fan_out).parameters()
             self.register_parameter(f"weight{depth}", weight)
             self.register_parameter(f"bias{depth}", bias)
             self._layers.append((weight, bias))
+        self._views, self._grad_views = _ArrayViews(), _ArrayViews()
 
     @torch.no_grad()
     def init_orthogonal(self, *, last_gain: float, gain: float = math.sqrt(2)) -> None:
@@ -51,35 +48,75 @@ class MLP(nn.Module):
             nn.init.orthogonal_(weight, last_gain if weight is last else gain)
             nn.init.zeros_(bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Array) -> Array:
         """Outputs (batch, last size)."""
-        *hidden, last = self._layers
+        *hidden, last = self._values_for(x) if isinstance(x, np.ndarray) else self._layers
         for weight, bias in hidden:
-            x = self._activate(F.linear(x, weight, bias))
-        return F.linear(x, *last)
+            x = self._activate(_linear(x, weight, bias))
+        return _linear(x, *last)
 
-    @torch.no_grad()
-    def vjp(self, x: Tensor) -> tuple[Tensor, PullBack]:
+    def vjp(self, x: Array) -> tuple[Array, PullBack]:
         """Outputs, and the function from their gradient to the parameters' gradients.
 
         That function overwrites each parameter's `grad`, which must exist.
         """
-        *hidden, last = self._layers
+        *hidden, last = layers = self._values_for(x)
         inputs = [x]  # of every layer
         for weight, bias in hidden:
-            inputs.append(self._activate(F.linear(inputs[-1], weight, bias)))
-        return F.linear(inputs[-1], *last), lambda grad: self._pull_back(inputs, grad)
+            inputs.append(self._activate(_linear(inputs[-1], weight, bias)))
+        return _linear(inputs[-1], *last), lambda grad: self._pull_back(layers, inputs, grad)
 
-    @torch.no_grad()
-    def _pull_back(self, inputs: list[Tensor], grad: Tensor) -> None:
-        for depth in reversed(range(len(inputs))):
-            weight, bias = self._layers[depth]
-            assert weight.grad is not None
-            assert bias.grad is not None
-            if weight.shape[1] <= NARROW:
-                weight.grad.copy_((inputs[depth].t() @ grad).t())
-            else:
-                torch.mm(grad.t(), inputs[depth], out=weight.grad)
-            torch.sum(grad, 0, out=bias.grad)
+    def _pull_back(
+        self, layers: Sequence[tuple[Array, Array]], inputs: list[Array], grad: Array
+    ) -> None:
+        xp, grads = namespace(grad), self._grads_for(grad)
+        for depth in reversed(range(len(layers))):
+            x, (by_weight, by_bias) = inputs[depth], grads[depth]
+            xp.matmul(grad.T, x, out=by_weight)
+            add_up(grad, out=by_bias)
             if depth:
-                grad = self._derive(grad @ weight, inputs[depth])
+                grad = grad @ layers[depth][0]
+                grad *= x > 0 if self._activation == "relu" else 1 - x * x
+
+    def _activate(self, x: Array) -> Array:
+        """The activation, in place."""
+        if isinstance(x, np.ndarray):
+            if self._activation == "tanh":
+                return np.tanh(x, out=x)
+            return np.maximum(x, _ZEROS[: x.shape[1]], out=x)  # twice as fast as with one zero
+        return torch.relu_(x) if self._activation == "relu" else torch.tanh_(x)
+
+    def _values_for(self, x: Array) -> Sequence[tuple[Array, Array]]:
+        """Weights and biases without a graph, as arrays if `x` is one."""
+        if isinstance(x, np.ndarray):
+            return self._views.of(self._layers)
+        return [(weight.detach(), bias.detach()) for weight, bias in self._layers]
+
+    def _grads_for(self, x: Array) -> Sequence[tuple[Array, Array]]:
+        """Their gradients, likewise."""
+        grads: list[tuple[Any, Any]] = [(w.grad, b.grad) for w, b in self._layers]
+        return self._grad_views.of(grads) if isinstance(x, np.ndarray) else grads
+
+
+class _ArrayViews:
+    """Tensors seen as arrays, for as long as they stay where they are."""
+
+    def __init__(self) -> None:
+        self._address = 0
+        self._views: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def of(self, tensors: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Their views; an optimiser moves all of them at once, into one buffer."""
+        address = tensors[0][0].data_ptr()
+        if address != self._address:
+            self._views = [(w.detach().numpy(), b.detach().numpy()) for w, b in tensors]
+            self._address = address
+        return self._views
+
+
+def _linear(x: Array, weight: Array, bias: Array) -> Array:
+    if not isinstance(x, np.ndarray):
+        return F.linear(x, weight, bias)
+    outputs = x @ weight.T
+    outputs += bias
+    return outputs

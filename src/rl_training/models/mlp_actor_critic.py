@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from rl_training.data.arrays import Array
 from rl_training.data.types import EnvSpec
 from rl_training.experiment.config import HyperParameters
 from rl_training.models.blocks import MLP
@@ -48,21 +49,19 @@ class MLPActorCritic(nn.Module):
             log_std_init=getattr(hyper, "log_std_init", 0.0),
         )
 
-    def policy(self, obs: Tensor) -> Tensor:
+    def policy(self, obs: Array) -> Array:
         """Logits or means (batch, policy_outputs)."""
-        outputs: Tensor = self.actor(obs)
-        return outputs
+        return self.actor.forward(obs)
 
-    def value(self, obs: Tensor) -> Tensor:
+    def value(self, obs: Array) -> Array:
         """Values (batch,)."""
-        values: Tensor = self.critic(obs)
-        return values.squeeze(-1)
+        return self.critic.forward(obs).squeeze(-1)
 
-    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, obs: Array) -> tuple[Array, Array]:
         """Policy outputs and values."""
         return self.policy(obs), self.value(obs)
 
-    def vjp(self, obs: Tensor) -> tuple[tuple[Tensor, Tensor], Callable[[Sequence[Tensor]], None]]:
+    def vjp(self, obs: Array) -> tuple[tuple[Array, Array], Callable[[Sequence[Array]], None]]:
         """Policy outputs and values, and the function from their gradients to the parameters'.
 
         With continuous actions it takes a third gradient, that of `log_std`.
@@ -70,11 +69,11 @@ class MLPActorCritic(nn.Module):
         outputs, to_actor = self.actor.vjp(obs)
         values, to_critic = self.critic.vjp(obs)
 
-        def pull_back(grads: Sequence[Tensor]) -> None:
+        def pull_back(grads: Sequence[Array]) -> None:
             to_actor(grads[0])
-            to_critic(grads[1].unsqueeze(-1))
+            to_critic(grads[1][:, None])
             for grad in grads[2:]:
                 assert self.log_std.grad is not None
-                self.log_std.grad.copy_(grad)
+                self.log_std.grad.copy_(torch.as_tensor(grad))
 
         return (outputs, values.squeeze(-1)), pull_back

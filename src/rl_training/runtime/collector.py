@@ -7,6 +7,7 @@ the successor is the last observation of the episode, and a row that only resets
 from __future__ import annotations
 
 from collections import deque
+from math import isfinite
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -90,7 +91,7 @@ class Collector:
         step = Transitions(
             obs=obs,
             action=acting.action,
-            reward=self._checked_reward(reward.astype(np.float32), valid),
+            reward=self._checked_reward(reward, valid),
             next_obs=self._checked(following),
             terminated=terminated,
             truncated=truncated,
@@ -123,8 +124,12 @@ class Collector:
 
     def _count(self, step: Transitions, done: np.ndarray | None) -> None:
         self.steps += 1
-        self._returns += step.reward * step.valid
-        self._lengths += step.valid
+        if step.valid is self._all_rows:
+            self._returns += step.reward
+            self._lengths += 1
+        else:
+            self._returns += step.reward * step.valid
+            self._lengths += step.valid
         if done is None:
             return
         for row in np.flatnonzero(done):
@@ -134,14 +139,15 @@ class Collector:
         self._lengths[done] = 0
 
     def _checked(self, obs: np.ndarray) -> np.ndarray:
-        if not np.isfinite(obs).all():
+        if np.count_nonzero(np.isfinite(obs)) < obs.size:
             self._refuse("observation", ~np.isfinite(obs.reshape(len(obs), -1)).all(1))
         return obs
 
     def _checked_reward(self, reward: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        if not np.isfinite(reward).all():
-            self._refuse("reward", ~np.isfinite(reward) & rows)
-        return reward
+        numbers = np.asarray(reward, np.float32)
+        if not all(map(isfinite, numbers.tolist())):
+            self._refuse("reward", ~np.isfinite(numbers) & rows)
+        return numbers
 
     def _refuse(self, what: str, bad: np.ndarray) -> None:
         if bad.any():

@@ -1,4 +1,4 @@
-"""How many CPU threads the tensor library uses while a configuration is at work."""
+"""How many CPU threads the tensor and array libraries use while a configuration is at work."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from threadpoolctl import threadpool_limits
 
 from rl_training.experiment.config import TrainConfig
 
@@ -14,13 +15,15 @@ ONE_THREAD_WIDTH = 256  # up to this layer width a second thread costs more than
 
 @contextmanager
 def threads(config: TrainConfig) -> Iterator[None]:
-    """Context with the threads of a complete configuration; the number before is put back."""
+    """Context with the threads of a complete configuration; the numbers before are put back."""
     before = torch.get_num_threads()
-    if config.threads != "auto":
-        torch.set_num_threads(config.threads)
-    elif max(config.algo_kwargs["hidden_sizes"], default=1) <= ONE_THREAD_WIDTH:
-        torch.set_num_threads(1)
+    wanted = config.threads
+    if wanted == "auto":
+        narrow = max(config.algo_kwargs["hidden_sizes"], default=1) <= ONE_THREAD_WIDTH
+        wanted = 1 if narrow else before
+    torch.set_num_threads(wanted)
     try:
-        yield
+        with threadpool_limits(wanted, user_api="blas"):
+            yield
     finally:
         torch.set_num_threads(before)

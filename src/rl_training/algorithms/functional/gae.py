@@ -1,16 +1,12 @@
-"""Generalised advantage estimation (Schulman et al., 2016)."""
+"""Generalised advantage estimation (Schulman et al., 2016), on tensors or arrays."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from rl_training.algorithms.functional.shapes import expect_shapes
+from rl_training.data.arrays import Array, namespace
 
 
-def gae(
-    reward: Tensor, value: Tensor, next_value: Tensor, discount: Tensor, trace: Tensor
-) -> Tensor:
+def gae(reward: Array, value: Array, next_value: Array, discount: Array, trace: Array) -> Array:
     """Advantages of a rollout, newest step last; all arguments and the result are [T, N].
 
     `next_value` is the value of the true successor. `discount` is `gamma * (1 - terminated)`: a
@@ -19,15 +15,20 @@ def gae(
     """
     expect_shapes("T N, T N, T N, T N, T N", reward, value, next_value, discount, trace)
     delta = reward + discount * next_value - value
-    running, advantages = torch.zeros_like(delta[0]), []
-    for step, carried in zip(reversed(delta.unbind()), reversed(trace.unbind()), strict=True):
-        running = torch.addcmul(step, carried, running)
+    running, advantages = 0.0 * delta[0], []
+    for step, carried in zip(reversed([*delta]), reversed([*trace]), strict=True):
+        running = step + carried * running
         advantages.append(running)
-    return torch.stack(advantages[::-1])
+    return namespace(delta).stack(advantages[::-1])
 
 
-def explained_variance(value: Tensor, returns: Tensor) -> Tensor:
+def explained_variance(value: Array, returns: Array) -> Array:
     """The share of the variance of returns [B] that the values account for; 1 at best."""
     expect_shapes("B, B", value, returns)
-    rest, total = (returns - value).var(correction=0), returns.var(correction=0)
-    return 1 - rest / total.clamp(min=1e-8)
+    rest, total = _variance(returns - value), _variance(returns)
+    return 1 - rest / (total + 1e-8)
+
+
+def _variance(x: Array) -> Array:
+    centred = x - x.mean()
+    return (centred * centred).mean()
