@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -10,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rl_training.data.arrays import Array, HostView
+from rl_training.algorithms.gradients import writes_out_its_gradient
+from rl_training.data.arrays import Array, HostView, Rows
 from rl_training.data.types import Moment, PolicyState
 
 
@@ -53,8 +55,8 @@ class Algorithm(ABC):
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
         self.execution = "eager"
+        self.acts_on_host = self.learns_on_host = False  # on NumPy arrays
         self.host_view = HostView()
-        self.compute_on_host(False)
         self._modules: dict[nn.Module, list[nn.Module]] = {}
 
     def initial_state(self, num_envs: int) -> PolicyState:  # noqa: ARG002 - feed-forward default
@@ -77,21 +79,28 @@ class Algorithm(ABC):
     def update(self, batch: Any, moment: Moment) -> UpdateResult:
         """Make one update from a batch."""
 
-    def compute_on_host(self, on_host: bool) -> None:
-        """Compute on NumPy arrays, or on tensors."""
-        self.on_host = on_host
+    def use_arrays(self, network: nn.Module) -> None:
+        """Compute on NumPy arrays if the network can, and if its memory is the host's.
+
+        Updates do so only with one thread: several belong to torch, which shares out its products.
+        """
+        self.acts_on_host = self.device.type == "cpu" and writes_out_its_gradient(network)
+        self.learns_on_host = self.acts_on_host and torch.get_num_threads() == 1
 
     def quietly(self) -> AbstractContextManager[Any]:
-        """Without a graph of tensors, and without NumPy's warnings of what is checked later."""
-        return np.errstate(all="ignore") if self.on_host else torch.no_grad()
+        """Without a graph of tensors, or without NumPy's warnings of what is checked later."""
+        return np.errstate(all="ignore") if self.learns_on_host else torch.no_grad()
+
+    def to_learn_from(self, rows: Rows) -> Rows:
+        """A batch or rollout as the update takes it."""
+        return self.host_view.of(rows) if self.learns_on_host else rows
 
     def compile(self) -> None:
         """Run the step functions through `torch.compile` from now on."""
         torch.compiler.reset()  # what earlier runs of the process compiled would count as retries
         for name in self.step_functions:
             setattr(self, name, torch.compile(getattr(self, name)))
-        self.compute_on_host(False)
-        self.execution = "compiled"
+        self.execution, self.learns_on_host = "compiled", False
 
     def schedules(self, moment: Moment) -> dict[str, float]:  # noqa: ARG002 - none by default
         """Scheduled quantities at this moment, for the log."""
@@ -122,6 +131,14 @@ class Algorithm(ABC):
         for module in self._modules[network]:
             module.__dict__["training"] = training
 
-    def to_input(self, obs: np.ndarray) -> Array:
-        """Host observations as the networks take them: as they are, or on the device."""
-        return obs if self.on_host else torch.from_numpy(obs).to(self.device)
+    def output(self, network: Callable[[Array], Array], obs: np.ndarray) -> np.ndarray:
+        """What a network gives for host observations, as an array."""
+        array: np.ndarray
+        if self.acts_on_host:
+            with np.errstate(all="ignore"):
+                array = network(obs)
+        else:
+            with torch.no_grad():
+                tensor = network(torch.from_numpy(obs).to(self.device))
+            array = tensor.detach().cpu().numpy()
+        return array

@@ -90,7 +90,7 @@ class DQN(ValueBased):
         """One gradient step, then the target network if it is due."""
         self.set_training(self.model, True)
         with self.quietly():
-            result = self._gradient(self.host_view.of(batch) if self.on_host else batch)
+            result = self._gradient(self.to_learn_from(batch))
         self.optimizer.step(self.learning_rate(moment))
         self.target.update(moment)
         return UpdateResult(result.metrics, priorities=result.td_error)

@@ -69,8 +69,10 @@ class Optimizer:
         if self._grad.device.type != "cpu":  # without waiting for the device
             norm = torch.linalg.vector_norm(self._grad)
             self._grad.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
-        elif (norm := math.sqrt(self._grad.dot(self._grad))) > limit:
-            self._grad.mul_(limit / (norm + 1e-6))
+            return
+        grad = self._grad.numpy()
+        if (length := math.sqrt(grad.dot(grad))) > limit:
+            grad *= limit / (length + 1e-6)
 
     def _adam(self, grad: Tensor, learning_rate: float) -> None:
         self._steps += 1

@@ -22,9 +22,9 @@ from rl_training.algorithms.functional import distributions
 from rl_training.algorithms.functional.gae import explained_variance, gae
 from rl_training.algorithms.functional.surrogate import Samples, normalized, ppo_losses
 from rl_training.algorithms.generators import BlockNoise, NumpyGenerator
-from rl_training.algorithms.gradients import vjp_of, writes_out_its_gradient
+from rl_training.algorithms.gradients import vjp_of
 from rl_training.algorithms.optimization import Optimizer
-from rl_training.data.arrays import Array, as_float, like, means, named, namespace
+from rl_training.data.arrays import Array, as_float, means, named, namespace
 from rl_training.data.types import EnvSpec, Moment, PolicyState, Rollout
 from rl_training.experiment.config import (
     HiddenSizes,
@@ -79,7 +79,7 @@ class PPO(Algorithm):
             self.model, eps=hyper.optimizer_eps, max_grad_norm=hyper.max_grad_norm
         )
         self.vjp = vjp_of(self.model, self._outputs)
-        self.compute_on_host(self.device.type == "cpu" and writes_out_its_gradient(self.model))
+        self.use_arrays(self.model)
         self.actions = BlockNoise(seed, distributions.sampling_noise(spec))
         self.shuffling = NumpyGenerator(seed)
         self.parts = {"model": self.model, "optimizer": self.optimizer}
@@ -105,9 +105,7 @@ class PPO(Algorithm):
     ) -> Acting:
         """Sampled actions, or the most likely ones."""
         self.set_training(self.model, False)
-        with self.quietly():
-            output = self.model.policy(self.to_input(obs))
-        policy = self.policy(output if self.on_host else like(output, obs))
+        policy = self.policy(self.output(self.model.policy, obs))
         action = policy.sample(self.actions.step(len(obs))) if explore else policy.mode()
         return Acting(action, state)
 
@@ -120,7 +118,7 @@ class PPO(Algorithm):
     def update(self, rollout: Rollout, moment: Moment) -> UpdateResult:
         """All epochs over one rollout; a target KL may end them early."""
         with self.quietly():
-            samples = self._samples(self.host_view.of(rollout) if self.on_host else rollout)
+            samples = self._samples(self.to_learn_from(rollout))
             return self._epochs(samples, **self.schedules(moment))
 
     def _epochs(self, samples: Samples, learning_rate: float, clip_range: float) -> UpdateResult:
@@ -162,7 +160,7 @@ class PPO(Algorithm):
         pieces = max(1, min(-(-count // self.hyper.batch_size), count // 2))
         for _ in range(self.hyper.epochs):
             for rows in np.array_split(self.shuffling.numpy.permutation(count), pieces):
-                index = rows if self.on_host else torch.from_numpy(rows).to(self.device)
+                index = rows if self.learns_on_host else torch.from_numpy(rows).to(self.device)
                 yield Samples(*(x[index] for x in samples))
 
     def _gradient(self, old: Samples, clip_range: float) -> Array:

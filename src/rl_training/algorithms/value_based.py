@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from rl_training.algorithms.base import Acting, Algorithm
 from rl_training.algorithms.exploration import EpsilonGreedy
-from rl_training.algorithms.gradients import vjp_of, writes_out_its_gradient
+from rl_training.algorithms.gradients import vjp_of
 from rl_training.algorithms.optimization import Optimizer, OptimizerName, TargetNetwork
 from rl_training.data.arrays import Array
 from rl_training.data.types import EnvSpec, Moment, PolicyState
@@ -88,7 +88,7 @@ class ValueBased(Algorithm):
             max_grad_norm=hyper.max_grad_norm,
         )
         self.vjp = vjp_of(self.model)
-        self.compute_on_host(self.device.type == "cpu" and writes_out_its_gradient(self.model))
+        self.use_arrays(self.model)
         interval = hyper.target_update_interval or TARGET_UPDATE_INTERVAL
         self.target = TargetNetwork(self.model, self.optimizer, tau=hyper.tau, interval=interval)
         self.exploration = EpsilonGreedy(spec.num_actions, seed)
@@ -136,7 +136,5 @@ class ValueBased(Algorithm):
     def greedy(self, obs: np.ndarray) -> np.ndarray:
         """The action with the highest Q-value in each row."""
         self.set_training(self.model, False)
-        with self.quietly():
-            best = self.q_values(self.model(self.to_input(obs))).argmax(-1)
-        action: np.ndarray = best if self.on_host else best.cpu().numpy()
-        return action
+        best: np.ndarray = self.q_values(self.output(self.model, obs)).argmax(-1)
+        return best

@@ -88,17 +88,9 @@ class Collector:
         following = upcoming = self.adapter.encode(raw)
         if ended and self.mode is not AutoresetMode.NEXT_STEP:
             following, upcoming = self._around_the_end(following, done, info)
-        step = Transitions(
-            obs=obs,
-            action=acting.action,
-            reward=self._checked_reward(reward, valid),
-            next_obs=self._checked(following),
-            terminated=terminated,
-            truncated=truncated,
-            first=first,
-            valid=valid,
-            state=state,
-        )
+        reward, following = self._checked_reward(reward, valid), self._checked(following)
+        ends = terminated, truncated
+        step = Transitions(obs, acting.action, reward, following, *ends, first, valid, state)
         self._obs, self._state = upcoming, acting.state
         if self.mode is AutoresetMode.NEXT_STEP:
             self._first, self._resetting = self._resetting, done

@@ -37,6 +37,7 @@ def checkpoint_info(run: TrainingRun, *, exact: bool) -> dict[str, Any]:
         "resume_level": run.level,
         "exact": exact,
         "execution": run.algorithm.execution,
+        "threads": torch.get_num_threads(),
         "config": run.config.to_plain(),
     }
 

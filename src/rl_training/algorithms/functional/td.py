@@ -8,7 +8,6 @@ from rl_training.data.arrays import Array, row_max, rows_of
 
 def chosen(values: Array, action: Array) -> Array:
     """The value of the action taken in each row: values [B, A], action [B] gives [B]."""
-    expect_shapes("B A, B", values, action)
     return values[rows_of(values), action]
 
 
@@ -19,10 +18,6 @@ def q_target(reward: Array, discount: Array, next_q: Array, selector: Array | No
     Q-learning's maximum; with the online network's values it is double Q-learning
     (van Hasselt et al., 2016, Eq. 4).
     """
-    if selector is None:
-        following = row_max(next_q)
-    else:
-        expect_shapes("B A, B A", next_q, selector)
-        following = chosen(next_q, selector.argmax(1))
-    expect_shapes("B, B, B", reward, discount, following)
-    return reward + discount * following
+    best = row_max(next_q) if selector is None else chosen(next_q, selector.argmax(1))
+    expect_shapes("B, B, B", reward, discount, best)
+    return reward + discount * best
