@@ -18,15 +18,23 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.parts import microseconds, update_times
 from benchmarks.peers import OURS, PEERS, Library
 from benchmarks.pictures import draw_scaling, draw_speeds
 from benchmarks.runner import Record, machine, measure_all, measure_limits, prepare
 from benchmarks.scaling import measure_scaling
-from benchmarks.summary import console_table, failures, fastest_peer, markdown_tables, summarise
+from benchmarks.summary import (
+    console_table,
+    failures,
+    fastest_peer,
+    markdown,
+    markdown_tables,
+    summarise,
+)
 from benchmarks.workloads import WORKLOADS, BenchmarkError, chosen
 
 RESULTS = Path(__file__).parent / "results"
-COMMANDS = ("run", "table", "picture", "scaling")
+COMMANDS = ("run", "table", "picture", "scaling", "parts", "threads")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -43,6 +51,9 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--peers", default=peers, help="default: %(default)s; '' for none")
         command.add_argument("--core", type=int, help="to run on; default: the last one")
         command.add_argument("--output", type=Path, default=RESULTS, help="a folder")
+    parts = commands.add_parser("parts", help="where the time of ours goes")
+    parts.add_argument("--workloads", default=",".join(WORKLOADS), help="default: %(default)s")
+    commands.add_parser("threads", help="one thread or several, by width and batch")
     for name, text in (("table", "print the README's tables"), ("picture", "draw the picture")):
         command = commands.add_parser(name, help=text)
         command.add_argument("results", type=Path, nargs="?", default=RESULTS / "latest.json")
@@ -130,6 +141,23 @@ def scaling(args: argparse.Namespace) -> int:
     return 0
 
 
+def parts(args: argparse.Namespace) -> int:
+    """Print the microseconds per transition of each part, as a Markdown table."""
+    names = chosen(args.workloads, list(WORKLOADS), "--workloads")
+    found = {name: microseconds(WORKLOADS[name]) for name in names}
+    rows = [[part, *(f"{found[name][part]:,.0f}" for name in names)] for part in found[names[0]]]
+    print("\n".join(markdown(["microseconds per transition", *names], rows)))
+    return 0
+
+
+def threads() -> int:
+    """Print the microseconds of an update and an action, as a Markdown table."""
+    found = update_times((64, 128, 256, 512, 1024), (32, 128, 256, 1024))
+    rows = [[f"{value:,.0f}" for value in row.values()] for row in found]
+    print("\n".join(markdown(list(found[0]), rows)))
+    return 0
+
+
 def load(path: Path) -> dict[str, Any]:
     """A results file."""
     try:
@@ -156,7 +184,9 @@ def main(arguments: Sequence[str]) -> int:
             (draw_scaling if "series" in results else draw_speeds)(results, path)
             print(f"written: {path}")
             return 0
-        return run(args) if args.command == "run" else scaling(args)
+        if args.command == "threads":
+            return threads()
+        return {"run": run, "scaling": scaling, "parts": parts}[args.command](args)
     except BenchmarkError as error:
         print(error, file=sys.stderr)
         return 2

@@ -134,7 +134,8 @@ def console_table(results: Results, workload: str) -> Table:
     return table
 
 
-def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table."""
     lines = [header, ["---"] * len(header), *rows]
     return [f"| {' | '.join(cells)} |" for cells in lines]
 
@@ -156,9 +157,9 @@ def markdown_tables(results: Results) -> str:
     used = [f"{LIBRARIES[name].title} {versions[name]}" for name in shown if name != "ours"]
     return "\n".join(
         [
-            *_markdown(["CartPole-v1, transitions per second", *titles], speeds),
+            *markdown(["CartPole-v1, transitions per second", *titles], speeds),
             "",
-            *_markdown(["start to the first update, peak memory", *titles], costs),
+            *markdown(["start to the first update, peak memory", *titles], costs),
             "",
             "Bold: how many times as fast ours is, the median of "
             f"{results['rounds']} interleaved rounds with the lowest and the highest. Same "

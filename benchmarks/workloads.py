@@ -7,6 +7,7 @@ subclass here, a count of its matrix products in `limits`, and a function in eac
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil, lcm
@@ -18,7 +19,7 @@ class BenchmarkError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
+class Workload(ABC):
     """What all have: an environment, a network, an optimiser, and what is timed of the run."""
 
     algorithm: ClassVar[str]
@@ -39,9 +40,9 @@ class Workload:
     gamma: float = 0.99
 
     @property
+    @abstractmethod
     def cycle(self) -> tuple[int, int]:
         """Transitions collected and gradient steps made in one cycle."""
-        raise NotImplementedError
 
     @property
     def warm_up_updates(self) -> int:

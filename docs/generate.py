@@ -6,6 +6,7 @@ python docs/generate.py --check   # write nothing; fail if one of them is not
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -31,6 +32,7 @@ from rl_training.runtime.spec import AlgorithmSpec, all_specs
 
 ROOT = Path(__file__).resolve().parent.parent
 CARDS = ROOT / "evidence"
+BENCHMARKS = ROOT / "benchmarks" / "results" / "latest.json"
 
 WRONG = """\
 # wrong.yaml
@@ -51,13 +53,18 @@ def generated_parts() -> dict[str, dict[str, str]]:
     models = [TrainConfig, Schedule, *(spec.hyper for spec in all_specs().values())]
     check_descriptions(models)
     return {
-        "README.md": {"algorithms": algorithm_table()},
+        "README.md": {
+            "algorithms": algorithm_table(),
+            "results": short_results(evidence_cards(CARDS)),
+            "benchmarks": benchmarks(),
+        },
         "docs/configuration.md": {
             "top-level keys": key_table(TrainConfig),
             "schedule keys": key_table(Schedule),
             "algorithm keys": "\n\n".join(map(algorithm_section, all_specs().values())),
             "mistakes": mistakes_example(),
         },
+        "docs/performance.md": {"benchmarks": benchmarks()},
         "docs/results.md": {"results": results(evidence_cards(CARDS))},
     }
 
@@ -119,6 +126,14 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
+def benchmarks() -> str:
+    """The tables of the latest benchmark."""
+    sys.path.insert(0, str(ROOT))  # the benchmarks are no part of the installed package
+    from benchmarks.summary import markdown_tables
+
+    return markdown_tables(json.loads(BENCHMARKS.read_text(encoding="utf-8")))
+
+
 def mistakes_example() -> str:
     """A file full of mistakes and what the command line answers to it."""
     with TemporaryDirectory() as folder:
@@ -164,6 +179,30 @@ def results(cards: dict[str, Card]) -> str:
     )
     sections = (_card_section(name, card) for name, card in cards.items())
     return "\n\n".join([table(header, rows), *sections])
+
+
+def short_results(cards: dict[str, Card]) -> str:
+    """A row per card, for the README."""
+    header = (
+        "configuration",
+        "steps",
+        "seeds",
+        "interquartile mean [95 %]",
+        "each seed",
+        "published",
+    )
+    rows = (
+        (
+            f"[`{name}`](docs/results.md#{name.replace('/', '')})",
+            f"{card.budget:,}",
+            seeds_text(card.seed_numbers),
+            _interval(card),
+            ", ".join(map(_figure, card.returns)),
+            _published(card.published),
+        )
+        for name, card in cards.items()
+    )
+    return table(header, rows)
 
 
 def _card_section(name: str, card: Card) -> str:

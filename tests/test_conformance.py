@@ -28,11 +28,21 @@ from training import ALGORITHMS, StopAt, final_state, tiny_config, updates_due
 
 pytestmark = pytest.mark.parametrize("algo", ALGORITHMS)
 
+# An update computes on arrays, on tensors, or in compiled functions of tensors.
+WAYS: dict[str, dict[str, Any]] = {
+    "arrays": {"threads": 1},
+    "tensors": {"threads": 2},
+    "compiled": {"execution": "compiled"},
+}
+each_way = pytest.mark.parametrize("way", WAYS)
 
+
+@each_way
 def test_update_changes_parameters_gives_finite_metrics_and_leaves_the_batch_alone(
-    algo: str, tmp_path: Path
+    algo: str, way: str, tmp_path: Path
 ) -> None:
     found: list[dict[str, Any]] = []
+    ways: list[tuple[bool, str]] = []
 
     class Watched:
         """Stands between the loop and the algorithm for one update."""
@@ -60,9 +70,11 @@ def test_update_changes_parameters_gives_finite_metrics_and_leaves_the_batch_alo
 
     class Watch(Callback):
         def on_start(self, run: TrainingRun) -> None:
+            ways.append((run.algorithm.learns_on_host, run.algorithm.execution))
             run.agent.algorithm = Watched(run.agent.algorithm)  # type: ignore[assignment]
 
-    train(tiny_config(algo, tmp_path), callbacks=[Watch()])
+    train(tiny_config(algo, tmp_path, **WAYS[way]), callbacks=[Watch()])
+    assert ways == [(way == "arrays", "compiled" if way == "compiled" else "eager")]
     assert found
     for seen in found:
         assert seen["changed"]
@@ -74,10 +86,11 @@ def test_update_changes_parameters_gives_finite_metrics_and_leaves_the_batch_alo
             assert torch.isfinite(value), name
 
 
+@each_way
 def test_acting_gives_a_valid_action_per_row_and_greedy_acting_is_a_function(
-    algo: str, tmp_path: Path
+    algo: str, way: str, tmp_path: Path
 ) -> None:
-    result = train(tiny_config(algo, tmp_path))
+    result = train(tiny_config(algo, tmp_path, **WAYS[way]))
     checkpoint, config = open_checkpoint(result.run_dir)
     agent = load_agent(checkpoint, config)
     rows = observations(agent.adapter.observation, 7)
@@ -100,11 +113,15 @@ def test_updates_per_transition_do_not_depend_on_the_number_of_environments(
     assert result.updates == updates_due(config, result.global_step) > 0
 
 
-@pytest.mark.parametrize("num_envs", [1, 3])
-def test_stopped_and_resumed_equals_never_stopped(algo: str, num_envs: int, tmp_path: Path) -> None:
-    config = tiny_config(algo, tmp_path, num_envs=num_envs)
+@pytest.mark.parametrize(
+    ("way", "num_envs"), [("arrays", 1), ("arrays", 3), ("tensors", 1), ("compiled", 1)]
+)
+def test_stopped_and_resumed_equals_never_stopped(
+    algo: str, way: str, num_envs: int, tmp_path: Path
+) -> None:
+    config = tiny_config(algo, tmp_path, num_envs=num_envs, **WAYS[way])
     straight = final_state(train(config).run_dir)
-    for cut in np.random.default_rng(0).integers(5, 235, 3):
+    for cut in np.random.default_rng(0).integers(5, 235, 3 if way == "arrays" else 1):
         with pytest.raises(TrainingInterrupted) as interruption:
             train(config, callbacks=[StopAt(int(cut))])
         run_dir = interruption.value.result.run_dir
@@ -149,9 +166,10 @@ def test_the_same_seed_gives_the_same_run_and_evaluation_does_not_change_it(
     assert agent_of(seed=4) != reference
 
 
-def test_learn_save_load_predict_and_evaluate_agree(algo: str, tmp_path: Path) -> None:
+@each_way
+def test_learn_save_load_predict_and_evaluate_agree(algo: str, way: str, tmp_path: Path) -> None:
     kind = type("Managed", (managed.ManagedAlgorithm,), {"algo_name": algo})
-    agent = kind(tiny_config(algo, tmp_path))
+    agent = kind(tiny_config(algo, tmp_path, **WAYS[way]))
     result = agent.learn()
     saved = agent.save(tmp_path / "saved")
     loaded = kind.load(saved)

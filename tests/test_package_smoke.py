@@ -141,11 +141,15 @@ def test_every_option_the_readme_names_exists() -> None:
     from rl_training.cli import app
 
     commands = get_command(app).commands  # type: ignore[attr-defined]
-    shown = re.findall(r"`rl-training (\w+) ([^`]*)`", readme())
-    assert {name for name, _ in shown} == set(commands)
-    for name, words in shown:
-        known = {option for parameter in commands[name].params for option in parameter.opts}
-        assert set(re.findall(r"--[a-z-]+", words)) <= known, name
+    shown = [line.split() for line in re.findall(r"`rl-training (\w[^`]*)`", readme())]
+    assert {words[0] for words in shown} == set(commands)
+    for words in shown:
+        command = commands[words[0]]
+        if hasattr(command, "commands"):  # such as `evidence run`
+            assert words[1] in command.commands, words
+            command = command.commands[words[1]]
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert set(re.findall(r"--[a-z-]+", " ".join(words))) <= known, words
 
 
 def tracked() -> list[Path]:
@@ -162,7 +166,7 @@ MACHINE = re.compile(
 
 
 def test_no_text_names_a_place_on_somebodys_machine() -> None:
-    files = [path for path in tracked() if path.is_file()]
+    files = [path for path in tracked() if path.is_file() and path.suffix != ".png"]
     assert len(files) > 80
     found = []
     for path in files:

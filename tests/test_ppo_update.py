@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -580,6 +581,23 @@ def test_noise_drawn_in_blocks_never_repeats_and_fits_any_number_of_environments
     assert [len(rows) for rows in seen] == [3, 4000, 3, 3000, 10_000, 1]
     numbers = np.concatenate(seen)
     assert len(np.unique(numbers)) == len(numbers)
+
+
+@pytest.mark.parametrize("cut", range(8))
+def test_noise_saved_within_a_block_goes_on_alike_for_any_numbers_of_rows(cut: int) -> None:
+    def build(seed: int) -> BlockNoise:
+        return BlockNoise(seed, lambda rng, rows: rng.random((rows, 2)))
+
+    # Within the first block, to its very end, over it, into one of its own size, and after that.
+    counts = [1, 4000, 95, 3, 5000, 2, 4094, 1, 7, 4096, 9000, 5]
+    straight, saved, resumed = build(1), build(1), build(2)
+    expected = [straight.step(count).copy() for count in counts]
+    for count in counts[:cut]:
+        saved.step(count)
+    resumed.load_state_dict(copy.deepcopy(saved.state_dict()))
+    for count, rows in zip(counts[cut:], expected[cut:], strict=True):
+        assert np.array_equal(resumed.step(count), rows)
+        assert resumed.state_dict()["used"] <= resumed.state_dict()["rows"]
 
 
 def test_a_log_std_that_cannot_be_learned_is_refused() -> None:

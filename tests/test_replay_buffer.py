@@ -118,6 +118,92 @@ def test_the_same_seed_draws_the_same_batches() -> None:
     assert not torch.equal(first, other)
 
 
+def test_a_batch_lasts_until_the_next_of_its_size() -> None:
+    """The memory of a batch is used again, as its docstring says; each size has its own."""
+    buffer = ReplayBuffer(SPEC, capacity=50)
+    for t in range(40):
+        buffer.add(one_step(t, t + 1, first=t == 0))
+    small = buffer.sample(8)
+    kept = [torch.as_tensor(field).clone() for field in small]
+    other = buffer.sample(16)
+    assert len(other.obs) == len(other.slots) == 16
+    assert all(torch.equal(torch.as_tensor(x), y) for x, y in zip(small, kept, strict=True))
+    again = buffer.sample(8)
+    assert all(mine is earlier for mine, earlier in zip(again, small, strict=True))
+    assert not torch.equal(small.obs, kept[0])
+    for batch in (again, other):  # whichever came later, rows belong together
+        assert torch.equal(batch.reward, batch.obs[:, 0])
+        assert torch.equal(batch.next_obs[:, 0], batch.obs[:, 0] + 1)
+        assert np.array_equal(batch.slots, batch.obs[:, 0].numpy())
+
+
+def test_the_batch_does_not_share_memory_with_the_rings() -> None:
+    buffer = ReplayBuffer(SPEC, capacity=5, gamma=0.5)
+    buffer.add(one_step(1, 2, first=True))
+    for field in buffer.sample(4)[:-1]:
+        field.fill_(0)
+    assert everything(buffer) == {(1, 2, 0.5)}
+
+
+def test_environments_of_unequal_progress_are_drawn_from_alike() -> None:
+    """One environment only resets for most of the time; its few transitions count as any other."""
+    buffer = ReplayBuffer(SPEC, capacity=60, num_envs=2)
+    for t in range(12):
+        ahead, behind = (t, t + 1, t == 0, False, True), (100 + t, 101 + t, t == 9, False, t >= 9)
+        buffer.add(steps([ahead, behind]))
+    assert len(buffer) == 15
+    values, counts = np.unique(buffer.sample(30_000).obs[:, 0].numpy(), return_counts=True)
+    assert values.tolist() == [*range(12), 109, 110, 111]
+    # 2000 expected each, standard deviation 43: five of them either way.
+    assert counts.min() > 1780
+    assert counts.max() < 2220
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(2, 6),
+    num_envs=st.integers(1, 3),
+    offset=st.integers(-2, 3),
+    episode=st.integers(1, 9),
+    lame=st.booleans(),
+)
+def test_saved_where_a_ring_becomes_full_or_begins_again_it_goes_on_alike(
+    rows: int, num_envs: int, offset: int, episode: int, lame: bool
+) -> None:
+    """`lame`: the last of several environments makes every other step only."""
+    capacity = (rows - 1) * num_envs
+
+    def build(seed: int) -> ReplayBuffer:
+        return ReplayBuffer(SPEC, capacity=capacity, num_envs=num_envs, seed=seed)
+
+    def vector_step(t: int) -> Transitions:
+        at, first = float(t), t % episode == 0
+        return steps(
+            [
+                (100.0 * n + at, 100.0 * n + at + 1, first or t < 2, False, not skips(n, t))
+                for n in range(num_envs)
+            ]
+        )
+
+    def skips(env: int, t: int) -> bool:
+        return lame and env == num_envs - 1 > 0 and t % 2 == 0
+
+    straight, saved = build(1), build(1)
+    cut = max(1, rows + offset)
+    for t in range(cut):
+        straight.add(vector_step(t))
+        saved.add(vector_step(t))
+    resumed = build(2)
+    resumed.load_state_dict(join(*split(saved.state_dict())))
+    assert tree_hash(resumed.state_dict()) == tree_hash(straight.state_dict())
+    for t in range(cut, cut + 2 * rows):
+        for buffer in (straight, resumed):
+            buffer.add(vector_step(t))
+        mine, other = resumed.sample(16), straight.sample(16)
+        assert all(np.array_equal(x, y) for x, y in zip(mine, other, strict=True))
+        assert tree_hash(resumed.state_dict()) == tree_hash(straight.state_dict())
+
+
 def test_memory_is_known_before_allocation() -> None:
     # 101 rows of 2 float32, one int64, two float32 and one flag: 25 bytes each.
     assert ReplayBuffer.predicted_bytes(SPEC, 100, 1) == 101 * 25

@@ -12,7 +12,47 @@ from benchmarks.probe import Probe, main
 from benchmarks.workloads import DQNWorkload, PPOWorkload, Workload
 
 
-def learn(algorithm: Any, workload: Workload, probe: Probe, algo_kwargs: dict[str, Any]) -> None:
+def settings(workload: Workload) -> dict[str, Any]:
+    """The workload in the words of a configuration."""
+    algo_kwargs = {
+        "hidden_sizes": workload.hidden,
+        "batch_size": workload.batch_size,
+        "learning_rate": workload.learning_rate,
+        "gamma": workload.gamma,
+        "max_grad_norm": workload.max_grad_norm,
+    }
+    return {
+        "num_envs": workload.num_envs,
+        "vectorization": "sync",
+        "total_timesteps": workload.budget,
+        "eval_interval": 0,
+        "final_eval_episodes": 0,
+        "checkpoint_interval": 0,
+        "algo_kwargs": algo_kwargs | _own_settings(workload),
+    }
+
+
+def _own_settings(w: Workload) -> dict[str, Any]:
+    if isinstance(w, DQNWorkload):
+        return {
+            "buffer_size": w.buffer_size,
+            "learning_starts": w.learning_starts,
+            "replay_ratio": 1 / w.steps_per_update,
+            "target_update_interval": w.target_every,
+            "epsilon": {"initial": 1.0, "final": w.final_epsilon, "fraction": w.epsilon_fraction},
+        }
+    assert isinstance(w, PPOWorkload), w
+    return {
+        "num_steps": w.num_steps,
+        "epochs": w.epochs,
+        "gae_lambda": w.gae_lambda,
+        "clip_range": w.clip_range,
+        "value_coef": w.value_coef,
+        "optimizer_eps": w.adam_eps,
+    }
+
+
+def learn(algorithm: Any, workload: Workload, probe: Probe) -> None:
     """Train, telling the probe of every update."""
     from rl_training import Callback
 
@@ -21,53 +61,21 @@ def learn(algorithm: Any, workload: Workload, probe: Probe, algo_kwargs: dict[st
             if run.updates != probe.updates:
                 probe.updated(run.updates - probe.updates)
 
-    agent = algorithm(
-        workload.env_id,
-        num_envs=workload.num_envs,
-        vectorization="sync",
-        total_timesteps=workload.budget,
-        eval_interval=0,
-        final_eval_episodes=0,
-        checkpoint_interval=0,
-        algo_kwargs={
-            "hidden_sizes": workload.hidden,
-            "batch_size": workload.batch_size,
-            "learning_rate": workload.learning_rate,
-            "gamma": workload.gamma,
-            "max_grad_norm": workload.max_grad_norm,
-            **algo_kwargs,
-        },
-    )
-    agent.learn(callbacks=[Count()])
+    algorithm(workload.env_id, **settings(workload)).learn(callbacks=[Count()])
 
 
 def dqn(w: DQNWorkload, probe: Probe) -> None:
     """DQN."""
     from rl_training import DQN
 
-    algo_kwargs = {
-        "buffer_size": w.buffer_size,
-        "learning_starts": w.learning_starts,
-        "replay_ratio": 1 / w.steps_per_update,
-        "target_update_interval": w.target_every,
-        "epsilon": {"initial": 1.0, "final": w.final_epsilon, "fraction": w.epsilon_fraction},
-    }
-    learn(DQN, w, probe, algo_kwargs)
+    learn(DQN, w, probe)
 
 
 def ppo(w: PPOWorkload, probe: Probe) -> None:
     """PPO."""
     from rl_training import PPO
 
-    algo_kwargs = {
-        "num_steps": w.num_steps,
-        "epochs": w.epochs,
-        "gae_lambda": w.gae_lambda,
-        "clip_range": w.clip_range,
-        "value_coef": w.value_coef,
-        "optimizer_eps": w.adam_eps,
-    }
-    learn(PPO, w, probe, algo_kwargs)
+    learn(PPO, w, probe)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ def vjp_of(network: nn.Module, function: Callable[[Tensor], Any] | None = None) 
     return lambda x: _automatic_vjp(network, function or network, x)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # a tape is not for the compiler
 def _automatic_vjp(
     network: nn.Module, function: Callable[[Tensor], Any], x: Tensor
 ) -> tuple[Any, Callable[[Any], None]]:

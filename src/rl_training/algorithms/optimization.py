@@ -56,6 +56,7 @@ class Optimizer:
         self._values = self.flat.detach()
         assert self.flat.grad is not None
         self._grad = self.flat.grad
+        self._host_grad = self._grad.numpy() if self._grad.device.type == "cpu" else None
         self._mean, self._square = torch.zeros_like(self._values), torch.zeros_like(self._values)
         self._steps = torch.zeros((), device=self._values.device)
 
@@ -66,13 +67,12 @@ class Optimizer:
         self._move(self._grad, learning_rate)
 
     def _clip(self, limit: float) -> None:
-        if self._grad.device.type != "cpu":  # without waiting for the device
+        if (grad := self._host_grad) is not None:
+            if (length := math.sqrt(grad.dot(grad))) > limit:
+                grad *= limit / (length + 1e-6)
+        else:  # without waiting for the device
             norm = torch.linalg.vector_norm(self._grad)
             self._grad.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
-            return
-        grad = self._grad.numpy()
-        if (length := math.sqrt(grad.dot(grad))) > limit:
-            grad *= limit / (length + 1e-6)
 
     def _adam(self, grad: Tensor, learning_rate: float) -> None:
         self._steps += 1

@@ -110,8 +110,10 @@ class ReplayBuffer:
 
     def add(self, step: Transitions) -> None:
         """Store the valid rows of one vector step, each in its environment's ring."""
-        all_valid = np.count_nonzero(step.valid) == self.num_envs
-        envs = slice(None) if all_valid else np.flatnonzero(step.valid)
+        count = np.count_nonzero(step.valid)
+        if not count:
+            return
+        envs = slice(None) if count == self.num_envs else np.flatnonzero(step.valid)
         here = self._head[envs]
         if np.count_nonzero(first := step.first[envs]):
             # A new episode leaves the row with the last observation of the one before it alone.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate
@@ -17,7 +18,9 @@ class QuickSyncVectorEnv(SyncVectorEnv[Any, Any]):
 
     def __init__(self, env_fns: Any) -> None:
         super().__init__(env_fns, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
-        self._in_place = isinstance(self.single_observation_space, spaces.Box)
+        space = self.single_observation_space
+        self._in_place = isinstance(space, spaces.Box) and space.dtype.kind == "f"
+        self._shape = space.shape
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step every environment, and reset those whose episode ended."""
@@ -33,6 +36,8 @@ class QuickSyncVectorEnv(SyncVectorEnv[Any, Any]):
                 infos = self._add_info(infos, info, i)
             self._env_obs[i] = obs
             if self._in_place:
+                if getattr(obs, "shape", None) != self._shape:
+                    obs = self._shaped(obs)
                 self._observations[i] = obs
         if not self._in_place:
             self._observations = concatenate(
@@ -41,3 +46,13 @@ class QuickSyncVectorEnv(SyncVectorEnv[Any, Any]):
         self._autoreset_envs = self._terminations | self._truncations
         copies = (x.copy() for x in (self._rewards, self._terminations, self._truncations))
         return self._observations, *copies, infos
+
+    def _shaped(self, obs: Any) -> np.ndarray:
+        """A list or number as an array; one of another shape would be spread over the row."""
+        array = np.asarray(obs)
+        if array.shape != self._shape:
+            raise ValueError(
+                f"expected an observation of shape {self._shape}, found {array.shape}; mend the "
+                "environment or its observation_space"
+            )
+        return array

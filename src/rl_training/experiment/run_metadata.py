@@ -77,11 +77,15 @@ def _package_versions() -> dict[str, str]:
     return versions
 
 
-def _git_state(folder: Path) -> dict[str, Any]:
-    """Commit and dirty flag of the checkout a folder lies in; empty if there is none."""
+def _git_state(folder: Path, *, below: str = ":/") -> dict[str, Any]:
+    """Commit of the checkout a folder lies in, and whether files `below` differ from it.
+
+    Empty if there is no checkout.
+    """
     try:
         commit = _git(folder, "rev-parse", "HEAD")
-        return {"git_commit": commit, "git_dirty": bool(_git(folder, "status", "--porcelain"))}
+        changes = _git(folder, "status", "--porcelain", "--", below)
+        return {"git_commit": commit, "git_dirty": bool(changes)}
     except (OSError, subprocess.SubprocessError):
         return {}
 
@@ -94,7 +98,9 @@ def _package_git_state() -> dict[str, Any]:
         _git(here.parent, "ls-files", "--error-unmatch", here.name)
     except (OSError, subprocess.SubprocessError):
         return {}
-    return {f"package_{key}": value for key, value in _git_state(here.parent).items()}
+    # What else lies in the checkout, such as results, is not the package.
+    state = _git_state(here.parents[1], below=".")
+    return {f"package_{key}": value for key, value in state.items()}
 
 
 def _git(folder: Path, *arguments: str) -> str:

@@ -105,6 +105,9 @@ class _ArrayViews:
         self._address = 0
         self._views: list[tuple[np.ndarray, np.ndarray]] = []
 
+    def __reduce__(self) -> tuple[type[_ArrayViews], tuple[()]]:
+        return _ArrayViews, ()  # a network that was copied or pickled has memory of its own
+
     def of(self, tensors: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Their views; an optimiser moves all of them at once, into one buffer."""
         address = tensors[0][0].data_ptr()

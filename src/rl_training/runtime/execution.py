@@ -23,7 +23,11 @@ logger = logging.getLogger("rl_training")
 
 
 def set_execution(
-    algorithm: Algorithm, config: TrainConfig, hyper: Any, checkpoint: Checkpoint | None
+    algorithm: Algorithm,
+    config: TrainConfig,
+    hyper: Any,
+    num_envs: int,
+    checkpoint: Checkpoint | None,
 ) -> None:
     """Compile the algorithm's gradient steps if the run is to; a resumed run stays as it was.
 
@@ -31,7 +35,7 @@ def set_execution(
     """
     wanted = checkpoint.info["execution"] if checkpoint else config.execution
     if wanted == "auto":
-        long = planned_updates(hyper, config) >= COMPILE_FROM_UPDATES
+        long = planned_updates(hyper, config.total_timesteps, num_envs) >= COMPILE_FROM_UPDATES
         wanted = "compiled" if long else "eager"
     if wanted == "eager":
         return
@@ -42,13 +46,13 @@ def set_execution(
         logger.warning("execution: eager, for torch.compile does not work here (%s)", trouble)
 
 
-def planned_updates(hyper: Any, config: TrainConfig) -> int:
+def planned_updates(hyper: Any, total_timesteps: int, num_envs: int) -> int:
     """Gradient steps in the whole run, were no update cut short."""
     if isinstance(hyper, OnPolicyHyperParameters):
-        rollout = hyper.num_steps * config.num_envs
+        rollout = hyper.num_steps * num_envs
         minibatches = math.ceil(rollout / hyper.batch_size)
-        return config.total_timesteps // rollout * hyper.epochs * minibatches
-    learning = max(0, config.total_timesteps - hyper.learning_starts)
+        return total_timesteps // rollout * hyper.epochs * minibatches
+    learning = max(0, total_timesteps - hyper.learning_starts)
     return int(hyper.replay_ratio * learning)
 
 

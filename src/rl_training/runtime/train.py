@@ -88,7 +88,8 @@ def train(
         stack.enter_context(threads(config, checkpoint.info["threads"] if checkpoint else None))
         parts = build(plan)
         stack.callback(parts.close)
-        set_execution(parts.agent.algorithm, config, hyper, checkpoint)
+        num_envs = parts.collector.num_envs
+        set_execution(parts.agent.algorithm, config, hyper, num_envs, checkpoint)
         home = home_of(checkpoint) if checkpoint else None
         directory = home or _new_directory(config)
         stack.enter_context(RunLock(directory))

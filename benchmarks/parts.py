@@ -1,0 +1,129 @@
+"""Where the time of a run of ours goes, part by part, and how it changes with threads."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from benchmarks.workloads import Workload
+
+PARTS = ("acting", "env.step", "storing", "sampling", "gradient", "optimiser")
+
+
+class Clock:
+    """Seconds spent inside some methods, without what nested ones take."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.running = False
+        self._inner = [0.0]
+
+    def watch(self, owner: Any, method: str, part: str) -> None:
+        """Count the time inside `owner.method` as `part`."""
+        original: Callable[..., Any] = getattr(owner, method)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            self._inner.append(0.0)
+            start = time.perf_counter()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                took = time.perf_counter() - start
+                inner = self._inner.pop()
+                self._inner[-1] += took
+                if self.running:
+                    self.seconds[part] += took - inner
+
+        setattr(owner, method, timed)
+
+
+def microseconds(workload: Workload) -> dict[str, float]:
+    """Time per transition of each part and of the rest, in the second half of a short run."""
+    from benchmarks.libraries.ours import settings
+    from rl_training import DQN, PPO, Callback
+
+    clock = Clock()
+
+    class Watch(Callback):
+        def on_start(self, run: Any) -> None:
+            clock.watch(run.agent, "act", "acting")
+            clock.watch(run.collector.envs, "step", "env.step")
+            clock.watch(run.buffer, "add", "storing")
+            clock.watch(
+                run.buffer, "sample" if hasattr(run.buffer, "sample") else "take", "sampling"
+            )
+            clock.watch(run.algorithm, "update", "gradient")
+            clock.watch(run.algorithm.optimizer, "step", "optimiser")
+
+        def on_step(self, run: Any) -> None:
+            if not clock.running and run.env_steps >= workload.warm_up:
+                clock.running, self.begin = True, (time.perf_counter(), run.env_steps)
+            self.end = (time.perf_counter(), run.env_steps)
+
+    watch = Watch()
+    logging.getLogger("rl_training").setLevel(logging.ERROR)
+    algorithm = {"dqn": DQN, "ppo": PPO}[workload.algorithm]
+    with tempfile.TemporaryDirectory() as folder:
+        agent = algorithm(workload.env_id, output_dir=folder, **settings(workload))
+        agent.learn(callbacks=[watch])
+    (begin, before), (end, after) = watch.begin, watch.end
+    per_step = {part: 1e6 * clock.seconds[part] / (after - before) for part in PARTS}
+    total = 1e6 * (end - begin) / (after - before)
+    return per_step | {"the rest": total - sum(per_step.values()), "total": total}
+
+
+def update_times(widths: Sequence[int], batches: Sequence[int]) -> list[dict[str, float]]:
+    """Microseconds of one DQN update and one action: arrays, tensors, tensors with all threads."""
+    import numpy as np
+    import torch
+    from threadpoolctl import threadpool_limits
+
+    from rl_training.algorithms.dqn import DQN, DQNConfig
+    from rl_training.data.types import Batch, EnvSpec, Moment
+    from rl_training.models.mlp_q_network import MLPQNetwork
+
+    spec = EnvSpec(env_id="made up", obs_shape=(8,), action_kind="discrete", num_actions=4)
+    many, moment, obs = torch.get_num_threads(), Moment(0, 1), np.zeros((1, 8), np.float32)
+    rows = []
+    for width in widths:
+        for size in batches:
+            batch = Batch(
+                obs=torch.randn(size, 8),
+                action=torch.randint(0, 4, (size,)),
+                reward=torch.ones(size),
+                next_obs=torch.randn(size, 8),
+                discount=torch.full((size,), 0.99),
+                weight=torch.ones(size),
+                slots=np.arange(size),
+            )
+            hidden = (width, width)
+            dqn = DQN(MLPQNetwork(8, 4, hidden), DQNConfig(hidden_sizes=hidden), spec)
+
+            def work(dqn: DQN = dqn, batch: Batch = batch) -> None:
+                dqn.update(batch, moment)
+                dqn.greedy(obs)
+
+            ways = {"arrays": (1, True), "tensors": (1, False), f"tensors, {many}": (many, False)}
+            best: dict[str, float] = {}
+            for way, (threads, on_host) in [*ways.items()] * 3:
+                torch.set_num_threads(threads)
+                dqn.learns_on_host = on_host
+                with threadpool_limits(1, user_api="blas"):
+                    best[way] = min(best.get(way, float("inf")), _microseconds(work))
+            rows.append({"width": width, "batch": size, **best})
+    torch.set_num_threads(many)
+    return rows
+
+
+def _microseconds(work: Callable[[], None], seconds: float = 0.2) -> float:
+    for _ in range(3):
+        work()
+    start, count = time.perf_counter(), 0
+    while time.perf_counter() < start + seconds:
+        work()
+        count += 1
+    return 1e6 * (time.perf_counter() - start) / count

@@ -1,0 +1,200 @@
+"""Which runs are compiled, what they compute, and what happens where nothing can be compiled."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from rl_training.algorithms.base import Algorithm
+from rl_training.algorithms.dqn import DQNConfig
+from rl_training.algorithms.ppo import PPOConfig
+from rl_training.errors import ConfigError
+from rl_training.experiment.config import COMPILE_FROM_UPDATES
+from rl_training.experiment.registry import open_checkpoint
+from rl_training.experiment.registry import train_config as train
+from rl_training.runtime import execution
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.execution import planned_updates
+from rl_training.runtime.result import TrainingInterrupted
+from rl_training.runtime.training_run import TrainingRun
+from training import ALGORITHMS, StopAt, final_state, tiny_config
+
+
+def test_planned_updates_of_replay_by_hand() -> None:
+    hyper = DQNConfig(replay_ratio=0.25, learning_starts=1000)
+    assert planned_updates(hyper, 9000, 1) == 2000
+    assert planned_updates(hyper, 9003, 1) == 2000
+    assert planned_updates(hyper, 9004, 1) == 2001
+    assert planned_updates(hyper, 9000, 8) == 2000
+    assert planned_updates(hyper, 999, 1) == 0
+    assert planned_updates(DQNConfig(replay_ratio=3, learning_starts=0), 7, 1) == 21
+
+
+def test_planned_updates_of_rollouts_by_hand() -> None:
+    # A rollout of 128 * 8 = 1024 rows is 4 minibatches of 256, and 4 epochs make 16 updates of it.
+    hyper = PPOConfig(num_steps=128, batch_size=256, epochs=4)
+    assert planned_updates(hyper, 10_240, 8) == 160
+    assert planned_updates(hyper, 11_263, 8) == 160  # the last rollout is not full
+    assert planned_updates(hyper, 1023, 8) == 0
+    # 128 rows fit in one minibatch; 129 rows would take two.
+    assert planned_updates(hyper, 1280, 1) == 40
+    uneven = PPOConfig(num_steps=129, batch_size=128, epochs=3)
+    assert planned_updates(uneven, 129, 1) == 6
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_the_plan_is_what_a_run_does(algo: str, tmp_path: Path) -> None:
+    planned: list[int] = []
+
+    class Plan(Callback):
+        def on_start(self, run: TrainingRun) -> None:
+            steps, num_envs = run.config.total_timesteps, run.collector.num_envs
+            planned.append(planned_updates(run.hyper, steps, num_envs))
+
+    assert train(tiny_config(algo, tmp_path), callbacks=[Plan()]).updates == planned[0] > 0
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling takes no time and changes nothing."""
+
+    def pretend(algorithm: Algorithm) -> None:
+        algorithm.execution = "compiled"
+
+    monkeypatch.setattr(Algorithm, "compile", pretend)
+    monkeypatch.setattr(execution, "_compiler_trouble", lambda device: None)
+
+
+def recorded(run_dir: Path) -> str:
+    found: str = json.loads((run_dir / "metadata.json").read_text())["execution"]
+    return found
+
+
+@pytest.mark.usefixtures("pretended")
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_auto_compiles_from_a_number_of_planned_updates_on(
+    algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config(algo, tmp_path, execution="auto")
+    assert recorded(train(config).run_dir) == "eager"
+    updates = train(tiny_config(algo, tmp_path)).updates
+    assert updates < COMPILE_FROM_UPDATES
+    for threshold, expected in ((updates, "compiled"), (updates + 1, "eager")):
+        monkeypatch.setattr(execution, "COMPILE_FROM_UPDATES", threshold)
+        assert recorded(train(config).run_dir) == expected
+        eager = tiny_config(algo, tmp_path, execution="eager")
+        assert recorded(train(eager).run_dir) == "eager"
+
+
+@pytest.mark.usefixtures("pretended")
+@pytest.mark.parametrize(("threshold", "mode"), [(1, "compiled"), (10**9, "eager")])
+def test_a_resumed_run_keeps_its_mode_however_long_it_becomes(
+    threshold: int, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config("dqn", tmp_path, execution="auto")
+    monkeypatch.setattr(execution, "COMPILE_FROM_UPDATES", threshold)
+    with pytest.raises(TrainingInterrupted) as stopped:
+        train(config, callbacks=[StopAt(100)])
+    run_dir = stopped.value.result.run_dir
+    # Decided anew, the mode would be the other one.
+    monkeypatch.setattr(execution, "COMPILE_FROM_UPDATES", 1 if mode == "eager" else 10**9)
+    train(config.with_changes(total_timesteps=300), resume=run_dir)
+    checkpoint, _ = open_checkpoint(run_dir)
+    assert checkpoint.env_steps == 300
+    assert checkpoint.info["execution"] == mode
+    sessions = json.loads((run_dir / "metadata.json").read_text())["sessions"]
+    assert [session["execution"] for session in sessions] == [mode, mode]
+
+
+def test_a_resumed_run_is_not_given_another_mode(tmp_path: Path) -> None:
+    config = tiny_config("dqn", tmp_path)
+    with pytest.raises(TrainingInterrupted) as stopped:
+        train(config, callbacks=[StopAt(100)])
+    with pytest.raises(ConfigError, match="execution: saved 'eager', given 'compiled'"):
+        train(config.with_changes(execution="compiled"), resume=stopped.value.result.run_dir)
+
+
+class NoCompiler(RuntimeError):
+    """What torch raises has many lines."""
+
+
+@pytest.mark.parametrize("mode", ["compiled", "auto"])
+def test_without_a_compiler_a_run_is_eager_and_says_so_in_one_line(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise NoCompiler("\n  No C++ compiler was found.\n  Many more lines\n  of advice.\n")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    monkeypatch.setattr(execution, "COMPILE_FROM_UPDATES", 1)
+    caplog.set_level(logging.WARNING)
+    run_dir = train(tiny_config("dqn", tmp_path, execution=mode)).run_dir
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "execution: eager, for torch.compile does not work here (No C++ compiler was found.)"
+    )
+    assert recorded(run_dir) == "eager"
+    agents = [
+        final_state(d)["agent"] for d in (run_dir, train(tiny_config("dqn", tmp_path)).run_dir)
+    ]
+    assert agents[0] == agents[1]
+
+
+def test_an_error_without_words_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise NoCompiler
+
+    monkeypatch.setattr(torch, "compile", broken)
+    assert execution._compiler_trouble(torch.device("cpu")) == "NoCompiler"
+
+
+class Last(Callback):
+    """Keeps the last update of a run: the state before and after it, and what it was given."""
+
+    def on_start(self, run: TrainingRun) -> None:
+        self.algorithm, self.update = run.algorithm, run.algorithm.update
+        run.algorithm.update = self.watched  # type: ignore[method-assign]
+
+    def watched(self, batch: Any, moment: Any) -> Any:
+        self.before = copy.deepcopy(self.algorithm.state_dict())
+        self.given = copy.deepcopy(batch), moment
+        self.result = self.update(batch, moment)
+        self.after = copy.deepcopy(self.algorithm.state_dict())
+        return self.result
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_a_compiled_update_is_the_eager_one(algo: str, tmp_path: Path) -> None:
+    compiled, eager = Last(), Last()
+    run_dir = train(tiny_config(algo, tmp_path, execution="compiled"), callbacks=[compiled]).run_dir
+    assert recorded(run_dir) == "compiled"
+    train(tiny_config(algo, tmp_path), callbacks=[eager])
+    assert compiled.algorithm.execution == "compiled"
+    assert eager.algorithm.execution == "eager"
+    eager.algorithm.load_state_dict(compiled.before)
+    again = eager.update(*compiled.given)
+    assert again.gradient_steps == compiled.result.gradient_steps
+    assert_close(again.metrics, compiled.result.metrics, atol=1e-5, rtol=1e-4)
+    mine, other = eager.algorithm.state_dict()["model"], compiled.after["model"]
+    assert_close(mine, other, atol=1e-5, rtol=0)
+    assert any(not torch.equal(x, compiled.before["model"][name]) for name, x in mine.items())
+
+
+def test_what_was_compiled_is_kept_where_the_next_start_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert execution._compiler_trouble(torch.device("cpu")) is None
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] != str(tmp_path / "rl_training" / "inductor")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    assert execution._compiler_trouble(torch.device("cpu")) is None
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "rl_training" / "inductor")
