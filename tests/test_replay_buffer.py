@@ -295,3 +295,87 @@ def test_any_sequence_of_steps_and_saves_equals_a_list(data: st.DataObject) -> N
             buffer = restored
     assert len(buffer) == len(model.content())
     assert everything(buffer) == model.content()
+
+
+# n-step sums.
+
+
+def sums(buffer: ReplayBuffer) -> set[tuple[float, float, float, float]]:
+    """Every (observation, summed reward, discount, observation to bootstrap from)."""
+    batch = buffer.sample(4000)
+    columns = (batch.obs[:, 0], batch.reward, batch.discount, batch.next_obs[:, 0])
+    return set(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def test_rewards_are_summed_up_to_the_end_of_the_episode_by_hand() -> None:
+    # The reward is the observation; gamma is 1/2, so that every sum is exact.
+    buffer = ReplayBuffer(SPEC, capacity=20, gamma=0.5, n_step=3)
+    for t in (1, 2, 3):
+        buffer.add(one_step(t, t + 1, first=t == 1))
+    buffer.add(one_step(4, 5, terminated=True))
+    for t in (10, 11):  # truncated after 11 -> 12
+        buffer.add(one_step(t, t + 1, first=t == 10))
+    buffer.add(one_step(20, 21, first=True))  # the newest: its episode goes on
+    assert sums(buffer) == {
+        (1, 1 + 2 / 2 + 3 / 4, 1 / 8, 4),
+        (2, 2 + 3 / 2 + 4 / 4, 0, 5),
+        (3, 3 + 4 / 2, 0, 5),
+        (4, 4, 0, 5),
+        (10, 10 + 11 / 2, 1 / 4, 12),
+        (11, 11, 1 / 2, 12),
+        (20, 20, 1 / 2, 21),
+    }
+
+
+def test_a_sum_of_one_reward_is_the_transition() -> None:
+    one, plain = (ReplayBuffer(SPEC, capacity=9, gamma=0.5, **k) for k in ({"n_step": 1}, {}))
+    for t in range(20):
+        for buffer in (one, plain):
+            buffer.add(one_step(t, t + 1, first=t % 6 == 0, terminated=t % 6 == 5))
+    assert sums(one) == sums(plain)
+
+
+def sums_of_a_list(
+    rows: list[tuple[float, bool, bool]], n_step: int, gamma: float
+) -> dict[float, tuple[float, float, float]]:
+    """The same from a plain list of one environment's (reward, terminated, cut), oldest first."""
+    found = {}
+    for start, (name, _, _) in enumerate(rows):
+        total, factor, t = 0.0, 1.0, start
+        while True:
+            reward, terminated, cut = rows[t]
+            total += factor * reward
+            factor *= 0.0 if terminated else gamma
+            if terminated or cut or t + 1 == len(rows) or t + 1 == start + n_step:
+                break
+            t += 1
+        found[name] = (total, factor, rows[t][0] + 1)
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    ends=st.lists(st.sampled_from(["", "", "", "terminated", "cut"]), min_size=1, max_size=40),
+    n_step=st.integers(1, 6),
+    capacity=st.integers(2, 30),
+    save_at=st.integers(0, 40),
+)
+def test_sums_agree_with_a_plain_list(
+    ends: list[str], n_step: int, capacity: int, save_at: int
+) -> None:
+    buffer = ReplayBuffer(SPEC, capacity=capacity, gamma=0.5, n_step=n_step)
+    first, rows = True, []
+    for t, end in enumerate(ends):
+        name = float(t + 1)
+        buffer.add(one_step(name, name + 1, first=first, terminated=end == "terminated"))
+        rows.append((name, end == "terminated", end == "cut"))
+        first = end != ""
+        if t == save_at:
+            saved = buffer.state_dict()
+            buffer = ReplayBuffer(SPEC, capacity=capacity, gamma=0.5, n_step=n_step, seed=1)
+            buffer.load_state_dict(saved)
+    expected = sums_of_a_list(rows, n_step, 0.5)
+    found = sums(buffer)
+    assert {row[0] for row in found} == {row[0] for row in rows[len(rows) - len(buffer) :]}
+    for name, total, discount, following in found:
+        assert (total, discount, following) == expected[name]

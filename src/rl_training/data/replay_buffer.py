@@ -41,11 +41,13 @@ class ReplayBuffer:
         capacity: int,
         num_envs: int = 1,
         gamma: float = 0.99,
+        n_step: int = 1,
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
         self.num_envs = num_envs
         self.gamma = gamma
+        self.n_step = n_step
         self.device = torch.device(device)
         self._rows = self.rows_per_env(capacity, num_envs)
         slots = self._rows * num_envs
@@ -80,7 +82,13 @@ class ReplayBuffer:
             capacity = max(1, parse_memory(hyper.replay_memory) // cls.bytes_per_row(spec))
         refuse_if_too_large(cls.predicted_bytes(spec, capacity, num_envs), capacity)
         return cls(
-            spec, capacity=capacity, num_envs=num_envs, gamma=hyper.gamma, seed=seed, device=device
+            spec,
+            capacity=capacity,
+            num_envs=num_envs,
+            gamma=hyper.gamma,
+            n_step=getattr(hyper, "n_step", 1),
+            seed=seed,
+            device=device,
         )
 
     @staticmethod
@@ -156,11 +164,27 @@ class ReplayBuffer:
         memory.slots[:] = slots
         # `clip` skips a copy that `raise` makes; the slots are in range.
         self._obs.take(slots, 0, memory.obs, "clip")
-        self._obs.take(self._successors(slots), 0, memory.next_obs, "clip")
         self._action.take(slots, 0, memory.action, "clip")
         self._reward.take(slots, 0, memory.reward, "clip")
         self._discount.take(slots, 0, memory.discount, "clip")
+        following = self._sum_rewards(slots, memory.reward, memory.discount)
+        self._obs.take(following, 0, memory.next_obs, "clip")
         return memory.batch(self.device)
+
+    def _sum_rewards(
+        self, slots: np.ndarray, reward: np.ndarray, discount: np.ndarray
+    ) -> np.ndarray:
+        """Add the rewards of the steps after the first, up to `n_step`; gives the last successors.
+
+        A row that is not valid ends the sum: the tail of an episode, or the newest observation.
+        """
+        following = self._successors(slots)
+        for _ in range(self.n_step - 1):
+            goes_on = self._valid.take(following)
+            reward += discount * self._reward.take(following) * goes_on
+            discount *= np.where(goes_on, self._discount.take(following), np.float32(1))
+            following = np.where(goes_on, self._successors(following), following)
+        return following
 
     def update_priorities(self, slots: np.ndarray, priorities: torch.Tensor) -> None:
         """Uniform replay has no priorities; the call is part of every buffer's interface."""
