@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.gradients import writes_out_its_gradient
+from rl_training.algorithms.gradients import AutomaticVjp, writes_out_its_gradient
 from rl_training.data.arrays import Array, HostView, Rows
 from rl_training.data.types import Moment, PolicyState
 
@@ -98,6 +98,9 @@ class Algorithm(ABC):
     def compile(self) -> None:
         """Run the step functions through `torch.compile` from now on."""
         torch.compiler.reset()  # what earlier runs of the process compiled would count as retries
+        for name, part in list(vars(self).items()):
+            if isinstance(part, AutomaticVjp):  # a tape is not for the compiler
+                setattr(self, name, torch.compiler.disable(part))  # type: ignore[no-untyped-call]
         for name in self.step_functions:
             setattr(self, name, torch.compile(getattr(self, name)))
         self.execution, self.learns_on_host = "compiled", False

@@ -21,23 +21,28 @@ def vjp_of(network: nn.Module, function: Callable[[Tensor], Any] | None = None) 
     if writes_out_its_gradient(network):
         written: Vjp = network.vjp  # type: ignore[assignment]
         return written
-    return lambda x: _automatic_vjp(network, function or network, x)
+    return AutomaticVjp(network, function or network)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # a tape is not for the compiler
-def _automatic_vjp(
-    network: nn.Module, function: Callable[[Tensor], Any], x: Tensor
-) -> tuple[Any, Callable[[Any], None]]:
-    with torch.enable_grad():
-        outputs = function(x)
+class AutomaticVjp:
+    """Automatic differentiation of a function of a network's parameters."""
 
-    def pull_back(grads: Any) -> None:
-        torch._foreach_zero_([p.grad for p in network.parameters() if p.grad is not None])
-        torch.autograd.backward(outputs, grads)
+    def __init__(self, network: nn.Module, function: Callable[[Tensor], Any]) -> None:
+        self._network, self._function = network, function
 
-    if isinstance(outputs, Tensor):
-        return outputs.detach(), pull_back
-    return tuple(output.detach() for output in outputs), pull_back
+    def __call__(self, x: Tensor) -> tuple[Any, Callable[[Any], None]]:
+        """Outputs, and the way back from their gradient."""
+        with torch.enable_grad():
+            outputs = self._function(x)
+
+        def pull_back(grads: Any) -> None:
+            parameters = self._network.parameters()
+            torch._foreach_zero_([p.grad for p in parameters if p.grad is not None])
+            torch.autograd.backward(outputs, grads)
+
+        if isinstance(outputs, Tensor):
+            return outputs.detach(), pull_back
+        return tuple(output.detach() for output in outputs), pull_back
 
 
 def writes_out_its_gradient(network: nn.Module) -> bool:
