@@ -102,3 +102,17 @@ def test_clipping_scales_a_gradient_to_the_bound_and_leaves_a_smaller_one_alone(
         optimizer.flat.grad.copy_(torch.tensor(values))  # type: ignore[union-attr]
         optimizer.step(0.1)
         assert_close(optimizer.flat.grad, expected * torch.tensor(values), atol=1e-5, rtol=1e-5)
+
+
+def test_a_packaged_network_with_frozen_parameters_is_differentiated() -> None:
+    network = MLPQNetwork(3, 2, (8,))
+    network.layers.weight0.requires_grad_(False)
+    flatten(network, gradients=True)
+    obs, grad = torch.randn(4, 3), torch.randn(4, 2)
+    trained = [p for p in network.parameters() if p.requires_grad]
+    expected = torch.autograd.grad(network(obs), trained, grad)
+    _, pull_back = vjp_of(network)(obs)
+    pull_back(grad)
+    assert network.layers.weight0.grad is None
+    for parameter, other in zip(trained, expected, strict=True):
+        assert_close(parameter.grad, other)

@@ -562,7 +562,7 @@ def test_generators_continue_where_they_were_saved() -> None:
     for make, draw in (
         (lambda seed: NumpyGenerator(seed), lambda g: float(g.numpy.random())),
         (
-            lambda seed: BlockNoise(seed, lambda rng, rows: rng.random((rows, 2))),
+            lambda seed: BlockNoise(seed, lambda rng, rows: rng.random((rows, 2)), width=2),
             lambda g: float(g.step(3)[1, 0]),
         ),
     ):
@@ -576,7 +576,7 @@ def test_generators_continue_where_they_were_saved() -> None:
 
 
 def test_noise_drawn_in_blocks_never_repeats_and_fits_any_number_of_environments() -> None:
-    noise = BlockNoise(0, lambda rng, rows: rng.random((rows, 1)))
+    noise = BlockNoise(0, lambda rng, rows: rng.random((rows, 1)), width=1)
     seen = [noise.step(count) for count in (3, 4000, 3, 3000, 10_000, 1)]
     assert [len(rows) for rows in seen] == [3, 4000, 3, 3000, 10_000, 1]
     numbers = np.concatenate(seen)
@@ -586,7 +586,7 @@ def test_noise_drawn_in_blocks_never_repeats_and_fits_any_number_of_environments
 @pytest.mark.parametrize("cut", range(8))
 def test_noise_saved_within_a_block_goes_on_alike_for_any_numbers_of_rows(cut: int) -> None:
     def build(seed: int) -> BlockNoise:
-        return BlockNoise(seed, lambda rng, rows: rng.random((rows, 2)))
+        return BlockNoise(seed, lambda rng, rows: rng.random((rows, 2)), width=2)
 
     # Within the first block, to its very end, over it, into one of its own size, and after that.
     counts = [1, 4000, 95, 3, 5000, 2, 4094, 1, 7, 4096, 9000, 5]

@@ -91,7 +91,7 @@ class DQN(ValueBased):
         self.set_training(self.model, True)
         with self.quietly():
             result = self._gradient(self.to_learn_from(batch))
-        self.optimizer.step(self.learning_rate(moment))
+            self.optimizer.step(self.learning_rate(moment))
         self.target.update(moment)
         return UpdateResult(result.metrics, priorities=result.td_error)
 

@@ -13,7 +13,7 @@ class EpsilonGreedy(BlockNoise):
     """One coin per environment: heads takes a uniform action, tails the greedy one."""
 
     def __init__(self, num_actions: int, seed: int) -> None:
-        super().__init__(seed, lambda rng, rows: rng.random((rows, 2)))
+        super().__init__(seed, lambda rng, rows: rng.random((rows, 2)), width=2)
         self.num_actions = num_actions
 
     def act(self, epsilon: float, num_envs: int, greedy: Callable[[], np.ndarray]) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-BLOCK = 4096  # rows drawn at once: a call of a generator costs more than the numbers it gives
+BLOCK = 8192  # numbers drawn at once: a call of a generator costs more than the numbers it gives
 
 
 class NumpyGenerator:
@@ -28,11 +28,15 @@ class NumpyGenerator:
 class BlockNoise:
     """Random arrays for one vector step after another, drawn for many steps at once.
 
-    `draw(rng, rows)` gives an array of `rows` rows; each step takes as many as it has environments.
+    `draw(rng, rows)` gives an array of `rows` rows of `width` numbers; each step takes as many rows
+    as it has environments.
     """
 
-    def __init__(self, seed: int, draw: Callable[[np.random.Generator, int], np.ndarray]) -> None:
+    def __init__(
+        self, seed: int, draw: Callable[[np.random.Generator, int], np.ndarray], *, width: int
+    ) -> None:
         self._draw = draw
+        self._rows = max(1, BLOCK // width)
         self._rng = np.random.default_rng(seed)
         self._used = 0
         self._begin(1)
@@ -46,7 +50,7 @@ class BlockNoise:
 
     def _begin(self, num_envs: int) -> None:
         self._before = self._rng.bit_generator.state
-        self._block = self._draw(self._rng, max(BLOCK, num_envs))
+        self._block = self._draw(self._rng, max(self._rows, num_envs))
         self._used = 0
 
     def state_dict(self) -> dict[str, Any]:

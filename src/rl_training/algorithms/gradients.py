@@ -46,5 +46,9 @@ class AutomaticVjp:
 
 
 def writes_out_its_gradient(network: nn.Module) -> bool:
-    """Whether the network's own class defines `vjp`: it then computes on arrays too."""
-    return "vjp" in vars(type(network))
+    """Whether the network's own class defines `vjp`, for all of its parameters.
+
+    It then computes on arrays too. One with frozen parameters is differentiated.
+    """
+    trainable = all(parameter.requires_grad for parameter in network.parameters())
+    return trainable and "vjp" in vars(type(network))

@@ -44,14 +44,14 @@ class PPOConfig(OnPolicyHyperParameters):
     learning_rate: LearningRate = Field(3e-4, description="step size of the optimiser")
     hidden_sizes: HiddenSizes = Field((64, 64), description="width of each hidden layer")
     clip_range: Probability = Field(0.2, description="how far the probability ratio may leave 1")
-    value_clip_range: float | None = Field(None, gt=0, le=1e6, description="the same of values")
+    value_clip_range: float | None = Field(None, gt=0, le=1e6, description="the same for values")
     value_coef: float = Field(0.5, ge=0, le=1e6, description="weight of the value loss")
     entropy_coef: float = Field(0.0, ge=0, le=1e6, description="weight of the entropy bonus")
     normalize_advantages: bool = Field(True, description="in each minibatch, to mean 0 and std 1")
     target_kl: float | None = Field(
-        None, gt=0, le=1e6, description="ends an update at 1.5 times it"
+        None, gt=0, le=1e6, description="an update ends at 1.5 times this KL"
     )
-    max_grad_norm: float | None = Field(0.5, gt=0, le=1e6, description="bound; null for none")
+    max_grad_norm: float | None = Field(0.5, gt=0, le=1e6, description="of the gradient; null: any")
     optimizer_eps: float = Field(1e-5, gt=0, le=1, description="Adam's epsilon")
     log_std_init: float = Field(
         0.0, ge=-20, le=2, description="log standard deviation of continuous actions at the start"
@@ -80,7 +80,8 @@ class PPO(Algorithm):
         )
         self.vjp = vjp_of(self.model, self._outputs)
         self.use_arrays(self.model)
-        self.actions = BlockNoise(seed, distributions.sampling_noise(spec))
+        noise = distributions.sampling_noise(spec)
+        self.actions = BlockNoise(seed, noise, width=spec.policy_outputs)
         self.shuffling = NumpyGenerator(seed)
         self.parts = {"model": self.model, "optimizer": self.optimizer}
         self.parts |= {"actions": self.actions, "shuffling": self.shuffling}
@@ -134,7 +135,8 @@ class PPO(Algorithm):
         metrics = named(METRICS, namespace(samples.obs).stack(seen).mean(0))
         loss = metrics["policy_loss"] + hyper.value_coef * metrics["value_loss"]
         metrics["loss"] = loss - hyper.entropy_coef * metrics["entropy"]
-        explained = torch.as_tensor(explained_variance(samples.value, samples.returns))
+        explained = explained_variance(samples.value, samples.returns)
+        explained = torch.as_tensor(explained, dtype=torch.float32)
         return UpdateResult(metrics | {"explained_variance": explained}, steps)
 
     def _samples(self, rollout: Rollout) -> Samples:

@@ -33,9 +33,6 @@ class ValueBasedConfig(OffPolicyHyperParameters):
     replay_ratio: float = Field(
         0.25, gt=0, le=1000, description="gradient steps per environment transition"
     )
-    n_step: int = Field(
-        1, ge=1, le=1000, description="rewards summed before the value of what follows"
-    )
     epsilon: Probability = Field(
         Schedule(initial=1.0, final=0.05, fraction=0.1),
         description="share of random actions while training",

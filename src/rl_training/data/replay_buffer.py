@@ -86,7 +86,7 @@ class ReplayBuffer:
             capacity=capacity,
             num_envs=num_envs,
             gamma=hyper.gamma,
-            n_step=getattr(hyper, "n_step", 1),
+            n_step=hyper.n_step,
             seed=seed,
             device=device,
         )
@@ -272,10 +272,11 @@ class _BatchMemory:
         """What was gathered, on the device."""
         if device.type == "cpu":
             return self._host
-        # Pinning copies, so a transfer in flight is not overwritten by the next batch.
-        return self._host._replace(
-            **{
-                name: getattr(self._host, name).pin_memory().to(device, non_blocking=True)
-                for name in Batch._fields[:-1]
-            }
-        )
+        tensors = {name: getattr(self._host, name) for name in Batch._fields[:-1]}
+        if device.type == "cuda":
+            # Pinning copies, so a transfer in flight is not overwritten by the next batch.
+            tensors = {name: x.pin_memory() for name, x in tensors.items()}
+        moved = {
+            name: x.to(device, non_blocking=device.type == "cuda") for name, x in tensors.items()
+        }
+        return self._host._replace(**moved)

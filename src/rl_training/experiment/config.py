@@ -98,6 +98,9 @@ class OffPolicyHyperParameters(HyperParameters):
     replay_ratio: float = Field(
         1.0, gt=0, le=1000, description="gradient steps per environment transition"
     )
+    n_step: int = Field(
+        1, ge=1, le=1000, description="rewards summed before the value of what follows"
+    )
     learning_starts: Interval = Field(
         1_000, description="environment transitions of random play before the first update"
     )
@@ -171,7 +174,9 @@ class TrainConfig(ConfigModel):
         1_000, description="environment transitions between two rows of the log"
     )
     threads: Literal["auto"] | Annotated[int, Field(ge=1, le=1024)] = Field(
-        "auto", description="CPU threads of the tensor library"
+        "auto",
+        description="CPU threads; with one, small networks are computed by NumPy, with more by "
+        "torch; auto takes one where more would not help",
     )
     execution: Literal["eager", "compiled", "auto"] = Field(
         "eager",

@@ -120,7 +120,8 @@ class Collector:
             self._returns += step.reward
             self._lengths += 1
         else:
-            self._returns += step.reward * step.valid
+            # No one vouches for the reward of a row that only resets.
+            self._returns += np.where(step.valid, step.reward, 0.0)
             self._lengths += step.valid
         if done is None:
             return

@@ -33,7 +33,7 @@ def set_execution(
 
     Without a working compiler the run is eager, and says so.
     """
-    wanted = checkpoint.info["execution"] if checkpoint else config.execution
+    wanted = checkpoint.info.get("execution", "eager") if checkpoint else config.execution
     if wanted == "auto":
         long = planned_updates(hyper, config.total_timesteps, num_envs) >= COMPILE_FROM_UPDATES
         wanted = "compiled" if long else "eager"

@@ -85,7 +85,7 @@ def train(
     checkpoint = None if resume is None else checkpoint_to_resume(resume, config)
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
-        stack.enter_context(threads(config, checkpoint.info["threads"] if checkpoint else None))
+        stack.enter_context(threads(config, checkpoint.info.get("threads") if checkpoint else None))
         parts = build(plan)
         stack.callback(parts.close)
         num_envs = parts.collector.num_envs
