@@ -40,6 +40,7 @@ $(VENV)/.test: $(VENV)/bin/pip pyproject.toml constraints.txt
 
 bench: $(VENV)/.test ## Measure speed beside other libraries (about an hour; makes their environments).
 	$(BIN)/python -m benchmarks
+	$(BIN)/python docs/generate.py
 
 clean: ## Remove the environment and caches.
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -18,10 +18,10 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.parts import microseconds, update_times
-from benchmarks.peers import OURS, PEERS, Library
+from benchmarks.parts import update_times
+from benchmarks.peers import OURS, PEERS, ROOT, Library, interpreter, interpreters
 from benchmarks.pictures import draw_scaling, draw_speeds
-from benchmarks.runner import Record, machine, measure_all, measure_limits, prepare
+from benchmarks.runner import Record, machine, measure_all, measure_limits, prepare, run_json
 from benchmarks.scaling import measure_scaling
 from benchmarks.summary import (
     console_table,
@@ -29,9 +29,12 @@ from benchmarks.summary import (
     fastest_peer,
     markdown,
     markdown_tables,
+    parts_table,
+    scaling_failures,
     summarise,
 )
 from benchmarks.workloads import WORKLOADS, BenchmarkError, chosen
+from rl_training.experiment.run_metadata import git_state
 
 RESULTS = Path(__file__).parent / "results"
 COMMANDS = ("run", "table", "picture", "scaling", "parts", "threads")
@@ -41,18 +44,19 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="measure ours and the peers")
+    run = commands.add_parser("run", allow_abbrev=False, help="measure ours and the peers")
     run.add_argument("--workloads", default=",".join(WORKLOADS), help="default: %(default)s")
     run.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     run.add_argument("--scale", type=float, default=1.0, help="of the timed transitions")
-    scaling = commands.add_parser("scaling", help="measure how the cost grows")
+    scaling = commands.add_parser("scaling", allow_abbrev=False, help="measure how the cost grows")
     scaling.add_argument("--seconds", type=float, default=4.0, help="per point, roughly")
     for command, peers in ((run, ",".join(PEERS)), (scaling, "sb3")):
         command.add_argument("--peers", default=peers, help="default: %(default)s; '' for none")
-        command.add_argument("--core", type=int, help="to run on; default: the last one")
         command.add_argument("--output", type=Path, default=RESULTS, help="a folder")
     parts = commands.add_parser("parts", help="where the time of ours goes")
     parts.add_argument("--workloads", default=",".join(WORKLOADS), help="default: %(default)s")
+    for command in (run, scaling, parts):
+        command.add_argument("--core", type=int, help="to run on; default: the last one")
     commands.add_parser("threads", help="one thread or several, by width and batch")
     for name, text in (("table", "print the README's tables"), ("picture", "draw the picture")):
         command = commands.add_parser(name, help=text)
@@ -65,26 +69,40 @@ def chosen_libraries(peers: str) -> list[Library]:
     return [OURS, *(PEERS[name] for name in chosen(peers, list(PEERS), "--peers"))]
 
 
+def without_output(given: Sequence[str]) -> list[str]:
+    """The arguments but for the folder of the results."""
+    after = ["", *given]
+    return [
+        text
+        for text, before in zip(given, after, strict=False)
+        if before != "--output" and text.partition("=")[0] != "--output"
+    ]
+
+
 def header(args: argparse.Namespace, core: int | None) -> dict[str, Any]:
     """What every results file begins with."""
-    given = [text for text in args.given if text not in ("--output", str(args.output))]
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "-m", "benchmarks", *given]),
+        "command": shlex.join(["python", "-m", "benchmarks", *without_output(args.given)]),
+        **git_state(ROOT, below=":(exclude)benchmarks/results"),  # new results change no code
         "machine": machine(),
         "load_average": os.getloadavg()[0],
         "core": core,
     }
 
 
-def save(results: dict[str, Any], folder: Path, prefix: str = "") -> Path:
-    """Write a results file under its date and as the latest one; returns the latter."""
+def save(results: dict[str, Any], folder: Path, name: str) -> Path:
+    """Write a results file."""
     folder.mkdir(parents=True, exist_ok=True)
-    stamp = results["date"][:16].replace(":", "").replace("T", "-")
-    for name in (stamp, "latest"):
-        path = folder / f"{prefix}{name}.json"
-        path.write_text(json.dumps(results, indent=1) + "\n")
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(results, indent=1) + "\n")
     return path
+
+
+def dated(results: dict[str, Any]) -> str:
+    """The name of a results file that stays."""
+    stamp: str = results["date"][:16].replace(":", "").replace("T", "-")
+    return stamp
 
 
 def versions(runs: Sequence[Record]) -> dict[str, Any]:
@@ -103,50 +121,59 @@ def run(args: argparse.Namespace) -> int:
         raise BenchmarkError("--rounds must be at least 1, and --scale above 0")
     names = chosen(args.workloads, list(WORKLOADS), "--workloads")
     workloads = [WORKLOADS[name].scaled(args.scale) for name in names]
-    libraries = chosen_libraries(args.peers)
-    core = prepare(libraries, args.core)
+    found = interpreters(chosen_libraries(args.peers))
+    core = prepare(args.core)
     plain = {workload.name: workload.to_plain() for workload in workloads}
     results = header(args, core) | {"rounds": args.rounds, "workloads": plain, "limits": []}
 
     def after_round(runs: list[Record]) -> None:
         results["limits"].append(measure_limits(workloads))
         results.update(versions=versions(runs), runs=without_versions(runs))
-        save(results, args.output)
+        results["complete"] = len(results["limits"]) == args.rounds
+        save(results, args.output, dated(results))
 
-    measure_all(workloads, libraries, args.rounds, after_round=after_round)
+    measure_all(workloads, found, args.rounds, after_round=after_round)
+    path = save(results, args.output, "latest")
     console = Console(width=None if sys.stdout.isatty() else 120)
     for name in names:
         console.print(console_table(results, name))
         best = fastest_peer(summarise(results, name))
         if best and best.ratio:
             console.print(f"{best.ratio.median:.2f} times the fastest peer, {best.library}\n")
-    for what, found in results["limits"][-1].items():
-        print(what, "at most:", ", ".join(f"{name}: {value:,.0f}" for name, value in found.items()))
-    path = save(results, args.output)
+    for what, most in results["limits"][-1].items():
+        print(what, "at most:", ", ".join(f"{name}: {value:,.0f}" for name, value in most.items()))
     draw_speeds(results, path.with_suffix(".png"))
     print(f"written: {path} and {path.with_suffix('.png').name}")
-    failed = failures(results)
+    return told(failures(results))
+
+
+def told(failed: Sequence[str]) -> int:
+    """Print what failed; returns the exit code."""
     print("\n".join(["failed:", *failed]) if failed else "no run failed")
     return 1 if failed else 0
 
 
 def scaling(args: argparse.Namespace) -> int:
     """Measure, save and draw."""
-    libraries = chosen_libraries(args.peers)
-    core = prepare(libraries, args.core)
-    results = header(args, core) | {"series": measure_scaling(libraries, args.seconds)}
-    path = save(results, args.output, "scaling-")
+    found = interpreters(chosen_libraries(args.peers))
+    core = prepare(args.core)
+    results = header(args, core) | {"series": measure_scaling(found, args.seconds)}
+    save(results, args.output, f"scaling-{dated(results)}")
+    path = save(results, args.output, "scaling-latest")
     draw_scaling(results, path.with_suffix(".png"))
     print(f"written: {path} and {path.with_suffix('.png').name}")
-    return 0
+    return told(scaling_failures(results))
 
 
 def parts(args: argparse.Namespace) -> int:
     """Print the microseconds per transition of each part, as a Markdown table."""
     names = chosen(args.workloads, list(WORKLOADS), "--workloads")
-    found = {name: microseconds(WORKLOADS[name]) for name in names}
-    rows = [[part, *(f"{found[name][part]:,.0f}" for name in names)] for part in found[names[0]]]
-    print("\n".join(markdown(["microseconds per transition", *names], rows)))
+    prepare(args.core)
+    python = interpreter(OURS)
+    found = {
+        name: run_json(python, "benchmarks.parts", WORKLOADS[name].to_plain()) for name in names
+    }
+    print("\n".join(parts_table(found)))
     return 0
 
 

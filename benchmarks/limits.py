@@ -30,7 +30,7 @@ def dqn_flops(w: DQNWorkload) -> float:
     An update passes its batch through the target network and the online network, and back through
     the latter: gradients of all weights, and of all layers' inputs but the first's.
     """
-    network = weights(w.obs_dim, *w.hidden, w.num_actions)
+    network = weights(w.obs_dim, *w.hidden, w.outputs)
     first = weights(w.obs_dim, w.hidden[0])
     forward, backward = 2 * network, 2 * network - first
     return 2 * network + 2 * w.batch_size * (forward + backward) / w.steps_per_update
@@ -43,7 +43,11 @@ def ppo_flops(w: PPOWorkload) -> float:
     return 2 * both + 2 * w.epochs * (both + 2 * both - first)
 
 
-FLOPS: dict[str, Callable[[Any], float]] = {"dqn": dqn_flops, "ppo": ppo_flops}
+FLOPS: dict[str, Callable[[Any], float]] = {
+    "dqn": dqn_flops,
+    "qr_dqn": dqn_flops,
+    "ppo": ppo_flops,
+}
 
 
 def limit_rate(w: Workload, limits: Mapping[str, Mapping[str, float]]) -> float:

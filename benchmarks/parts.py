@@ -1,15 +1,19 @@
-"""Where the time of a run of ours goes, part by part, and how it changes with threads."""
+"""Where the time of a run of ours goes, part by part, and how it changes with threads.
+
+Run as a process with a workload as JSON, it prints the microseconds of each part.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
-import tempfile
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.workloads import Workload
+from benchmarks.workloads import Workload, from_plain
 
 PARTS = ("acting", "env.step", "storing", "sampling", "gradient", "optimiser")
 
@@ -43,8 +47,8 @@ class Clock:
 
 def microseconds(workload: Workload) -> dict[str, float]:
     """Time per transition of each part and of the rest, in the second half of a short run."""
-    from benchmarks.libraries.ours import settings
-    from rl_training import DQN, PPO, Callback
+    from benchmarks.libraries.ours import train
+    from rl_training import Callback
 
     clock = Clock()
 
@@ -66,10 +70,7 @@ def microseconds(workload: Workload) -> dict[str, float]:
 
     watch = Watch()
     logging.getLogger("rl_training").setLevel(logging.ERROR)
-    algorithm = {"dqn": DQN, "ppo": PPO}[workload.algorithm]
-    with tempfile.TemporaryDirectory() as folder:
-        agent = algorithm(workload.env_id, output_dir=folder, **settings(workload))
-        agent.learn(callbacks=[watch])
+    train(workload, watch)
     (begin, before), (end, after) = watch.begin, watch.end
     per_step = {part: 1e6 * clock.seconds[part] / (after - before) for part in PARTS}
     total = 1e6 * (end - begin) / (after - before)
@@ -127,3 +128,7 @@ def _microseconds(work: Callable[[], None], seconds: float = 0.2) -> float:
         work()
         count += 1
     return 1e6 * (time.perf_counter() - start) / count
+
+
+if __name__ == "__main__":
+    print(json.dumps(microseconds(from_plain(json.loads(sys.argv[1])))))

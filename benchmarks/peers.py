@@ -6,6 +6,7 @@ import hashlib
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +39,8 @@ PEERS = {
 }
 LIBRARIES = {"ours": OURS, **PEERS}
 
+Interpreters = dict[Library, Path | BenchmarkError]
+
 
 def interpreter(library: Library) -> Path:
     """The library's Python; a peer's environment is made if it is missing or out of date."""
@@ -59,6 +62,18 @@ def interpreter(library: Library) -> Path:
     _run([str(python), "-m", "pip", "install", "--quiet", "-r", str(requirements)])
     stamp.write_text(wanted)
     return python
+
+
+def interpreters(libraries: Iterable[Library]) -> Interpreters:
+    """Each library's Python, or why there is none; printed here once, and by each of its runs."""
+    found: Interpreters = {}
+    for library in libraries:
+        try:
+            found[library] = interpreter(library)
+        except (BenchmarkError, OSError) as error:
+            print(error, flush=True)
+            found[library] = BenchmarkError(str(error))
+    return found
 
 
 def _run(command: list[str]) -> None:

@@ -11,6 +11,9 @@ from benchmarks.summary import Results, Row, rate, summarise
 from benchmarks.workloads import WORKLOADS, BenchmarkError, from_plain
 
 OURS_COLOUR, PEER_COLOUR, TEXT = "#0b6e4f", "#b8c0c8", "#333333"
+_COLOURS = (OURS_COLOUR, "#8a949e", "#c2571a", "#3f6fb5", "#8e5aa8")
+LINES = dict(zip(LIBRARIES, zip(_COLOURS, "os^Dv", strict=True), strict=True))
+"""Colour and marker of each library's line."""
 
 
 def _pyplot() -> Any:
@@ -85,9 +88,10 @@ def draw_scaling(results: Mapping[str, Any], path: Path) -> None:
     axes_names = list(dict.fromkeys(line["along"] for line in series))
     shape = len(bases), len(axes_names)
     figure, grid = pyplot.subplots(*shape, figsize=(3.4 * shape[1], 2.7 * shape[0]), squeeze=False)
+    drawn: dict[str, Any] = {}
     for line in series:
         axes = grid[bases.index(line["base"])][axes_names.index(line["along"])]
-        for library, style in (("ours", (OURS_COLOUR, "o")), ("sb3", (PEER_COLOUR, "s"))):
+        for library, (colour, marker) in LINES.items():
             points = [
                 (point["value"], 1e6 / rate(point[library], "cpu_s"))
                 for point in line["points"]
@@ -95,7 +99,8 @@ def draw_scaling(results: Mapping[str, Any], path: Path) -> None:
             ]
             if points:
                 title = LIBRARIES[library].title
-                axes.plot(*zip(*points, strict=True), color=style[0], marker=style[1], label=title)
+                style = {"color": colour, "marker": marker, "label": title}
+                (drawn[title],) = axes.plot(*zip(*points, strict=True), **style)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         for formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
@@ -106,7 +111,7 @@ def draw_scaling(results: Mapping[str, Any], path: Path) -> None:
         axes.grid(True, which="both", color="#eeeeee")
     for row in grid:
         row[0].set_ylabel("CPU time per transition, µs")
-    grid[0][0].legend(frameon=False)
+    grid[0][0].legend(handles=list(drawn.values()), frameon=False, fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=160)
     pyplot.close(figure)

@@ -111,14 +111,19 @@ def peak_rss_mb() -> float:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
+class NotOffered(Exception):
+    """The library cannot run this workload."""
+
+
 Run = Callable[[Any, Probe], None]
 
 
 def main(library: str, packages: Sequence[str], runs: Mapping[str, Run]) -> None:
     """Run the workload given as this process's argument; `runs` has a function per algorithm."""
     workload = from_plain(json.loads(sys.argv[1]))
+    not_offered = json.dumps({"library": library, "workload": workload.name, "unsupported": True})
     if workload.algorithm not in runs:
-        print(json.dumps({"library": library, "workload": workload.name, "unsupported": True}))
+        print(not_offered)
         return
     import gymnasium
     from gymnasium.envs.registration import load_env_creator
@@ -127,7 +132,11 @@ def main(library: str, packages: Sequence[str], runs: Mapping[str, Run]) -> None
     entry_point: Any = gymnasium.spec(workload.env_id).entry_point
     env_class: Any = load_env_creator(entry_point)
     probe.watch(env_class)
-    runs[workload.algorithm](workload, probe)
+    try:
+        runs[workload.algorithm](workload, probe)
+    except NotOffered as reason:
+        print(reason, not_offered, sep="\n")
+        return
     sys.exit(
         f"{library} ended {workload.name} after {probe.updates} gradient steps and "
         f"{probe.transitions} transitions; expected more than "

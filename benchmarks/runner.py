@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers import OURS, ROOT, Library, interpreter, tail
+from benchmarks.peers import OURS, ROOT, Interpreters, Library, interpreter, tail
 from benchmarks.probe import STARTED
 from benchmarks.workloads import BenchmarkError, Workload
 
@@ -103,7 +103,7 @@ def check_record(library: Library, workload: Workload, record: Record) -> None:
 
 def measure_all(
     workloads: Sequence[Workload],
-    libraries: Sequence[Library],
+    interpreters: Interpreters,
     rounds: int,
     *,
     after_round: Callable[[list[Record]], None] = lambda _: None,
@@ -113,6 +113,7 @@ def measure_all(
     A failure becomes a record with `error` in place of figures, and the others go on.
     """
     records: list[Record] = []
+    libraries = list(interpreters)
     for number in range(rounds):
         first = number % len(libraries)
         for workload in workloads:
@@ -122,16 +123,18 @@ def measure_all(
                     end=" ",
                     flush=True,
                 )
-                record = _attempt(library, workload)
+                record = _attempt(library, workload, interpreters[library])
                 print(_told(record), flush=True)
                 records.append(record | {"round": number})
         after_round(records)
     return records
 
 
-def _attempt(library: Library, workload: Workload) -> Record:
+def _attempt(library: Library, workload: Workload, python: Path | BenchmarkError) -> Record:
     try:
-        return measure(library, workload, interpreter(library))
+        if isinstance(python, BenchmarkError):
+            raise python
+        return measure(library, workload, python)
     except (BenchmarkError, OSError) as error:
         return {"library": library.name, "workload": workload.name, "error": str(error)}
 
@@ -150,13 +153,8 @@ def measure_limits(workloads: Sequence[Workload]) -> Record:
     return run_json(interpreter(OURS), "benchmarks.limits", plain)
 
 
-def prepare(libraries: Sequence[Library], core: int | None) -> int | None:
-    """Make missing environments, warn if the machine is busy, then pin to one core."""
-    for library in libraries:
-        try:
-            interpreter(library)
-        except BenchmarkError as error:
-            print(error)  # it becomes a failure of each of its runs
+def prepare(core: int | None) -> int | None:
+    """Warn if the machine is busy, then pin to one core."""
     load = os.getloadavg()[0]
     if load > BUSY:
         print(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from benchmarks.limits import FLOPS
-from benchmarks.peers import Library
+from benchmarks.peers import Interpreters
 from benchmarks.runner import measure_all
 from benchmarks.workloads import W1, W8, Workload
 
@@ -47,7 +47,7 @@ def point(base: Workload, along: str, value: int, seconds: float) -> Workload:
     return replace(changed, name=f"{base.name} {value}", timed=timed, warm_up=warm_up)
 
 
-def measure_scaling(libraries: Sequence[Library], seconds: float) -> list[dict[str, Any]]:
+def measure_scaling(interpreters: Interpreters, seconds: float) -> list[dict[str, Any]]:
     """A series per base and quantity; each point has a record per library."""
     series = []
     for base in BASES:
@@ -55,7 +55,7 @@ def measure_scaling(libraries: Sequence[Library], seconds: float) -> list[dict[s
             print(f"{base.name}: {along}")
             points = []
             for value in values:
-                records = measure_all([point(base, along, value, seconds)], libraries, rounds=1)
+                records = measure_all([point(base, along, value, seconds)], interpreters, rounds=1)
                 points.append({"value": value, **{r["library"]: r for r in records}})
             series.append({"base": base.name, "along": along, "points": points})
     return series

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from benchmarks.limits import limit_rate
 from benchmarks.peers import LIBRARIES
+from benchmarks.runner import BUSY
 from benchmarks.workloads import from_plain
 
 Results = Mapping[str, Any]
@@ -41,6 +42,8 @@ class Row:
     ratio: Spread | None
     cpu_ratio: Spread | None
     """The same from seconds of processor time, which other work on the core changes little."""
+    rounds: int
+    """In which both it and ours ran."""
     start_s: float
     memory_mb: float
     limit_share: float | None
@@ -71,7 +74,8 @@ def summarise(results: Results, workload: str) -> list[Row]:
         runs = rounds_of(results, workload, library)
         if not runs:
             continue
-        shared = runs.keys() & mine.keys() if library != "ours" else ()
+        both = runs.keys() & mine.keys()
+        shared = both if library != "ours" else ()
         speed = Spread.of(rate(run) for run in runs.values())
         assert speed is not None
         shares = Spread.of(
@@ -83,6 +87,7 @@ def summarise(results: Results, workload: str) -> list[Row]:
                 speed,
                 Spread.of(rate(mine[n]) / rate(runs[n]) for n in shared),
                 Spread.of(rate(mine[n], "cpu_s") / rate(runs[n], "cpu_s") for n in shared),
+                len(both),
                 median(run["start_to_first_update_s"] for run in runs.values()),
                 median(run["peak_rss_mb"] for run in runs.values()),
                 shares.median if shares else None,
@@ -97,6 +102,17 @@ def failures(results: Results) -> list[str]:
         f"round {run['round'] + 1}, {run['workload']}, {run['library']}: {run['error']}"
         for run in results["runs"]
         if "error" in run
+    ]
+
+
+def scaling_failures(results: Results) -> list[str]:
+    """A line for each point of the scaling curves that failed."""
+    return [
+        f"{line['base']}, {line['along']} {point['value']}, {library}: {point[library]['error']}"
+        for line in results["series"]
+        for point in line["points"]
+        for library in LIBRARIES
+        if "error" in point.get(library, {})
     ]
 
 
@@ -153,21 +169,46 @@ def markdown_tables(results: Results) -> str:
         title = from_plain(results["workloads"][name]).title
         speeds.append([f"{name}: {title}", *(_speed(rows.get(library)) for library in shown)])
         costs.append([name, *(_cost(rows.get(library)) for library in shown)])
-    versions = {name: next(iter(found.values())) for name, found in results["versions"].items()}
-    used = [f"{LIBRARIES[name].title} {versions[name]}" for name in shown if name != "ours"]
+    counts = {row.rounds for rows in summaries.values() for row in rows.values() if row.rounds}
+    rounds = " to ".join(map(str, sorted({min(counts, default=0), max(counts, default=0)})))
     return "\n".join(
         [
             *markdown(["CartPole-v1, transitions per second", *titles], speeds),
             "",
             *markdown(["start to the first update, peak memory", *titles], costs),
             "",
-            "Bold: how many times as fast ours is, the median of "
-            f"{results['rounds']} interleaved rounds with the lowest and the highest. Same "
-            "hyper-parameters, a fresh process per run, one thread on one core of "
-            f"{results['machine']['cpu']}. Measured on {results['date'][:10]} with "
-            f"`{results['command']}`; {', '.join(used)}.",
+            f"Bold: how many times as fast ours is, the median of {rounds} interleaved rounds with "
+            "the lowest and the highest. Same hyper-parameters, a fresh process per run, one "
+            f"thread on one core of {results['machine']['cpu']}. {_measured(results, shown)}",
         ]
     )
+
+
+def _measured(results: Results, shown: Sequence[str]) -> str:
+    """When and how it was measured, and what makes the figures less than they seem."""
+    text = f"Measured on {results['date'][:10]} with `{results['command']}`"
+    if "git_commit" in results:
+        text += f" at commit `{results['git_commit'][:10]}`"
+        text += " with local changes" if results["git_dirty"] else ""
+    if results["load_average"] > BUSY:
+        text += f", beside other work (load average {results['load_average']:.1f})"
+    versions = {name: next(iter(found.values())) for name, found in results["versions"].items()}
+    used = [f"{LIBRARIES[name].title} {versions[name]}" for name in shown if name != "ours"]
+    text += f"; {', '.join(used)}" if used else ""
+    if results.get("complete", True):
+        return f"{text}."
+    return f"{text}. Partial: {len(results['limits'])} of {results['rounds']} rounds were measured."
+
+
+def parts_table(found: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """The parts of a transition's time by workload, with their shares of the total."""
+
+    def cell(name: str, part: str) -> str:
+        return f"{found[name][part]:,.1f} ({found[name][part] / found[name]['total']:.0%})"
+
+    parts = next(iter(found.values()), {})
+    rows = [[part, *(cell(name, part) for name in found)] for part in parts]
+    return markdown(["microseconds per transition", *found], rows)
 
 
 def _speed(row: Row | None) -> str:

@@ -103,6 +103,24 @@ class DQNWorkload(Workload):
         """Share of the budget over which epsilon falls from 1, so that it ends with the warm-up."""
         return self.warm_up / self.budget
 
+    @property
+    def outputs(self) -> int:
+        """Outputs of the network."""
+        return self.num_actions
+
+
+@dataclass(frozen=True, kw_only=True)
+class QRDQNWorkload(DQNWorkload):
+    """The same with quantiles of the return per action, and the quantile Huber loss."""
+
+    algorithm: ClassVar[str] = "qr_dqn"
+    num_quantiles: int
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of the network."""
+        return self.num_actions * self.num_quantiles
+
 
 @dataclass(frozen=True, kw_only=True)
 class PPOWorkload(Workload):
@@ -138,7 +156,7 @@ W1B = replace(
     name="W1b",
     title="DQN, net 256-256, batch 128, an update every step",
     steps_per_update=1,
-    timed=3_000,
+    timed=10_000,
 )
 W1S = replace(
     W1B,
@@ -147,6 +165,15 @@ W1S = replace(
     hidden=(64, 64),
     batch_size=64,
     timed=6_000,
+)
+W2 = QRDQNWorkload(
+    name="W2",
+    title="QR-DQN, 51 quantiles, net 256-256, batch 128, an update every 4 steps",
+    hidden=(256, 256),
+    batch_size=128,
+    steps_per_update=4,
+    num_quantiles=51,
+    timed=10_000,
 )
 W8 = PPOWorkload(
     name="W8",
@@ -158,7 +185,9 @@ W8 = PPOWorkload(
     timed=60 * 1024,
 )
 WORKLOADS: dict[str, Workload] = {w.name: w for w in (W1, W1B, W1S, W8)}
-_KINDS: dict[str, type[Workload]] = {kind.algorithm: kind for kind in (DQNWorkload, PPOWorkload)}
+_KINDS: dict[str, type[Workload]] = {
+    kind.algorithm: kind for kind in (DQNWorkload, QRDQNWorkload, PPOWorkload)
+}
 
 
 def from_plain(plain: Mapping[str, Any]) -> Workload:

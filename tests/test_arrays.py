@@ -81,18 +81,6 @@ def test_a_softmax_of_large_numbers_stays_finite() -> None:
     assert arrays.log_softmax(logits).tolist() == [[0.0, -1e4, -2e4]]
 
 
-def test_names_go_with_0_d_tensors_of_either_kind() -> None:
-    for values in (np.array([1.5, 2.5], np.float32), torch.tensor([1.5, 2.5], requires_grad=True)):
-        found = arrays.named(("a", "b"), values)
-        assert {name: float(value) for name, value in found.items()} == {"a": 1.5, "b": 2.5}
-        for value in found.values():
-            assert value.ndim == 0
-            assert value.dtype == torch.float32
-            assert not value.requires_grad
-        with pytest.raises(ValueError, match="zip"):
-            arrays.named(("a",), values)
-
-
 def test_gradients_stop_where_a_constant_is_asked_for() -> None:
     weight = torch.ones(2, requires_grad=True)
     assert not arrays.constant(weight).requires_grad

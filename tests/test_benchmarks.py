@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.axes import Axes
 
-from benchmarks import peers
+import benchmarks.__main__ as commands
+from benchmarks import peers, runner
 from benchmarks.__main__ import main
+from benchmarks.libraries.ours import settings
 from benchmarks.limits import dqn_flops, limit_rate, ppo_flops, weights
+from benchmarks.parts import PARTS
 from benchmarks.peers import LIBRARIES, OURS, PEERS, REQUIREMENTS, Library
 from benchmarks.pictures import draw_scaling, draw_speeds
-from benchmarks.probe import Probe
+from benchmarks.probe import NotOffered, Probe
+from benchmarks.probe import main as run_library
 from benchmarks.runner import check_record, measure, measure_all, parse_record, pin, run_json
 from benchmarks.scaling import ALONG, BASES, point
-from benchmarks.summary import Spread, fastest_peer, markdown_tables, summarise
-from benchmarks.workloads import W1, W1B, W8, WORKLOADS, BenchmarkError, chosen, from_plain
+from benchmarks.summary import Spread, fastest_peer, markdown_tables, parts_table, summarise
+from benchmarks.workloads import W1, W1B, W2, W8, WORKLOADS, BenchmarkError, chosen, from_plain
 
 
 def run_of(library: str, number: int, transitions: int, wall: float, cpu: float) -> dict[str, Any]:
@@ -44,8 +50,12 @@ def results() -> dict[str, Any]:
     return {
         "date": "2026-01-02T03:04:05+00:00",
         "command": "python -m benchmarks --workloads W1",
+        "git_commit": "0123456789abcdef",
+        "git_dirty": False,
         "machine": {"cpu": "A Processor", "cores": 2},
+        "load_average": 0.7,
         "rounds": 3,
+        "complete": True,
         "workloads": {"W1": W1.to_plain()},
         "limits": [limits] * 3,
         "versions": {"ours": {"rl-training": "0.1"}, "sb3": {"stable-baselines3": "2.9"}},
@@ -68,7 +78,8 @@ def results() -> dict[str, Any]:
     ("workload", "cycle", "warm_up", "timed"),
     [
         (W1, (4, 1), 250, 2500),
-        (W1B, (1, 1), 1000, 3000),
+        (W1B, (1, 1), 1000, 10_000),
+        (W2, (4, 1), 250, 2500),
         (W8, (1024, 16), 32, 960),
         (replace(W1, num_envs=8), (8, 2), 250, 2500),
         (replace(W1, num_envs=6), (12, 3), 249, 2499),
@@ -86,7 +97,7 @@ def test_epsilon_has_fallen_when_the_clock_starts() -> None:
     assert W1.epsilon_fraction * W1.budget == pytest.approx(2_000)
 
 
-@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=lambda w: w.name)
+@pytest.mark.parametrize("workload", [*WORKLOADS.values(), W2], ids=lambda w: w.name)
 def test_a_workload_survives_json(workload: Any) -> None:
     assert from_plain(json.loads(json.dumps(workload.to_plain()))) == workload
 
@@ -113,6 +124,8 @@ def test_matrix_products_are_those_counted_by_hand() -> None:
     assert weights(4, 256, 256, 2) == 1024 + 65_536 + 512
     # Acting 2 x 67,072; an update 2 x 128 x (4 x 67,072 - 1,024), a quarter per transition.
     assert dqn_flops(W1) == 134_144 + 68_419_584 / 4
+    # 51 quantiles of 2 actions: 256 x 102 = 26,112 weights in the last layer, 92,672 in all.
+    assert dqn_flops(W2) == 2 * 92_672 + 2 * 128 * (4 * 92_672 - 1_024) / 4
     # Policy 4,480 and value 4,416 weights, 512 of them in first layers; 4 epochs.
     assert ppo_flops(W8) == 2 * 8_896 + 8 * (3 * 8_896 - 512)
 
@@ -152,8 +165,38 @@ def test_the_readme_tables(results: dict[str, Any], tmp_path: Path, capsys: Any)
     assert lines[0] == "| CartPole-v1, transitions per second | rl_training | Stable-Baselines3 |"
     assert lines[2] == f"| W1: {W1.title} | 1,200 | 500, **2.00x** (1.40 to 2.40) |"
     assert lines[6] == "| W1 | 3.0 s, 250 MB | 3.0 s, 250 MB |"
-    for part in ("2026-01-02", "`python -m benchmarks --workloads W1`", "3 interleaved", "3 2.9"):
-        assert part in lines[-1]
+    assert "the median of 3 interleaved rounds" in lines[-1]
+    assert lines[-1].endswith(
+        "Measured on 2026-01-02 with `python -m benchmarks --workloads W1` at commit `0123456789`; "
+        "Stable-Baselines3 2.9."
+    )
+
+
+def test_the_tables_tell_what_speaks_against_the_figures(results: dict[str, Any]) -> None:
+    results |= {"git_dirty": True, "load_average": 1.26, "rounds": 5, "complete": False}
+    results["runs"][5] = {"library": "sb3", "workload": "W1", "round": 2, "error": "it broke"}
+    told = markdown_tables(results).splitlines()[-1]
+    assert "the median of 2 to 3 interleaved rounds" in told
+    assert "`0123456789` with local changes, beside other work (load average 1.3);" in told
+    assert told.endswith(" Partial: 3 of 5 rounds were measured.")
+
+
+def test_results_from_before_commits_were_recorded_still_make_tables(
+    results: dict[str, Any],
+) -> None:
+    for key in ("git_commit", "git_dirty", "complete"):
+        del results[key]
+    assert "--workloads W1`; Stable-Baselines3 2.9." in markdown_tables(results)
+
+
+def test_parts_have_shares_of_the_total() -> None:
+    found = {"W1": {"acting": 25.0, "total": 200.0}, "W8": {"acting": 15.04, "total": 20.0}}
+    assert parts_table(found) == [
+        "| microseconds per transition | W1 | W8 |",
+        "| --- | --- | --- |",
+        "| acting | 25.0 (12%) | 15.0 (75%) |",
+        "| total | 200.0 (100%) | 20.0 (100%) |",
+    ]
 
 
 def test_a_library_that_never_ran_a_workload_has_an_empty_place(results: dict[str, Any]) -> None:
@@ -163,14 +206,151 @@ def test_a_library_that_never_ran_a_workload_has_an_empty_place(results: dict[st
     assert f"| W8: {W8.title} | 1,024 | failed or not offered |" in markdown_tables(results)
 
 
-def test_pictures_are_drawn(results: dict[str, Any], tmp_path: Path) -> None:
+def test_pictures_are_drawn(
+    results: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the scaling picture every library has a line that looks like no other's."""
+    lines: dict[str, tuple[str, str]] = {}
+    plot = Axes.plot
+
+    def watched(axes: Axes, *args: Any, **style: Any) -> Any:
+        lines[style["label"]] = style["color"], style["marker"]
+        return plot(axes, *args, **style)
+
+    monkeypatch.setattr(Axes, "plot", watched)
     draw_speeds(results, tmp_path / "speeds.png")
-    record = run_of("ours", 0, 1000, 1.0, 1.0)
-    points = [{"value": 32, "ours": record}, {"value": 64, "ours": {"error": "it broke"}}]
+    record = run_of("any", 0, 1000, 1.0, 1.0)
+    points = [
+        {"value": 32, **dict.fromkeys(LIBRARIES, record)},
+        {"value": 64, "ours": {"error": "it broke"}},
+    ]
     series = [{"base": "W1", "along": "batch size", "points": points}]
     draw_scaling({"series": series}, tmp_path / "scaling.png")
+    assert list(lines) == [library.title for library in LIBRARIES.values()]
+    assert len(set(lines.values())) == len(LIBRARIES)
     for name in ("speeds.png", "scaling.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+# Commands.
+
+
+def canned(workload: str, library: str) -> dict[str, Any]:
+    return run_of(library, 0, 1000, 1.0, 1.0) | {"workload": workload, "versions": {"it": "1"}}
+
+
+def limits_of(results: dict[str, Any]) -> Any:
+    return lambda _: results["limits"][0]
+
+
+def run_two_rounds(folder: Path, *more: str) -> int:
+    command = ["run", "--workloads", "W1", "--peers", "", "--rounds", "2", *more]
+    return main([*command, "--output", str(folder)])
+
+
+@pytest.fixture
+def without_processes(results: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Canned figures in place of processes, and no pinning of the tests' own."""
+    monkeypatch.setattr(runner, "measure", lambda library, w, _: canned(w.name, library.name))
+    monkeypatch.setattr(commands, "measure_limits", limits_of(results))
+    monkeypatch.setattr(commands, "prepare", lambda core: core)
+
+
+@pytest.mark.usefixtures("without_processes")
+def test_a_run_records_where_it_was_measured(tmp_path: Path) -> None:
+    assert run_two_rounds(tmp_path) == 0
+    latest = json.loads((tmp_path / "latest.json").read_text())
+    assert latest["complete"] is True
+    assert [run["round"] for run in latest["runs"]] == [0, 1]
+    assert latest["command"] == "python -m benchmarks run --workloads W1 --peers '' --rounds 2"
+    git = ["git", "-C", str(peers.ROOT), "rev-parse", "HEAD"]
+    head = subprocess.run(git, capture_output=True, text=True, check=False)
+    assert latest.get("git_commit", "") == head.stdout.strip()  # neither in a copy without git
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".json", ".png"]
+
+
+@pytest.mark.usefixtures("without_processes")
+def test_an_interrupted_run_leaves_the_latest_alone(
+    results: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted after its first round of two: one dated file, which says so."""
+    answers = iter([results["limits"][0]])
+
+    def measure_limits(_: Any) -> Any:
+        for answer in answers:
+            return answer
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "measure_limits", measure_limits)
+    (tmp_path / "latest.json").write_text("as it was")
+    with pytest.raises(KeyboardInterrupt):
+        run_two_rounds(tmp_path)
+    assert (tmp_path / "latest.json").read_text() == "as it was"
+    (partial,) = (path for path in tmp_path.iterdir() if path.stem != "latest")
+    left = json.loads(partial.read_text())
+    assert left["complete"] is False
+    told = markdown_tables(left)
+    assert "median of 1 interleaved rounds" in told
+    assert told.endswith("Partial: 1 of 2 rounds were measured.")
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("--output 5 --rounds 5", "--rounds 5"),
+        ("run --output=/a/b --rounds 5", "run --rounds 5"),
+        ("--rounds 5 --output /a/b", "--rounds 5"),
+        ("--rounds 5", "--rounds 5"),
+    ],
+)
+def test_the_recorded_command_names_no_folder(given: str, kept: str) -> None:
+    assert commands.without_output(given.split()) == kept.split()
+
+
+@pytest.mark.usefixtures("without_processes")
+def test_failed_points_of_the_scaling_curves_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def measure(library: Library, w: Any, _: Path) -> dict[str, Any]:
+        if (w.name, w.hidden) == ("W8 512", (512, 512)):
+            raise BenchmarkError("it broke")
+        return canned(w.name, library.name)
+
+    monkeypatch.setattr(runner, "measure", measure)
+    assert main(["scaling", "--peers", "", "--output", str(tmp_path)]) == 1
+    told = capsys.readouterr().out.splitlines()
+    assert told[-2:] == ["failed:", "W8, network width 512, ours: it broke"]
+    monkeypatch.setattr(runner, "measure", lambda library, w, _: canned(w.name, library.name))
+    assert main(["scaling", "--peers", "", "--output", str(tmp_path)]) == 0
+
+
+def test_parts_are_measured_on_one_core_in_processes_with_one_thread(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    done: list[Any] = []
+
+    def run_json(_: Path, module: str, workload: Any) -> dict[str, float]:
+        done.append((module, workload["name"]))
+        return {"acting": 25.0, "total": 100.0}
+
+    monkeypatch.setattr(commands, "prepare", done.append)
+    monkeypatch.setattr(commands, "run_json", run_json)
+    assert main(["parts", "--workloads", "W8,W1", "--core", "1"]) == 0
+    assert done == [1, ("benchmarks.parts", "W8"), ("benchmarks.parts", "W1")]
+    assert "| acting | 25.0 (25%) | 25.0 (25%) |" in capsys.readouterr().out
+    assert runner.ONE_THREAD["OMP_NUM_THREADS"] == "1"
+
+
+def test_parts_run_as_a_process() -> None:
+    """A whole run of a tiny workload: every part took time, and together they are the total."""
+    tiny = replace(
+        W1, hidden=(8,), batch_size=4, learning_starts=40, warm_up=80, timed=160, buffer_size=1000
+    )
+    found = run_json(Path(sys.executable), "benchmarks.parts", tiny.to_plain())
+    total = found.pop("total")
+    assert found.keys() == {*PARTS, "the rest"}
+    assert all(found[part] > 0 for part in PARTS)
+    assert sum(found.values()) == pytest.approx(total)
 
 
 # Names, records and processes.
@@ -263,7 +443,8 @@ def test_ours_runs_as_a_process() -> None:
 
 def test_a_failing_library_is_recorded_and_the_others_go_on(capsys: Any) -> None:
     tiny = replace(W8, hidden=(8,), num_envs=2, num_steps=8, batch_size=8, warm_up=16, timed=48)
-    failed, ours = measure_all([tiny], [Library("no_such_library", "None"), OURS], rounds=1)
+    unknown = Library("no_such_library", "None")
+    failed, ours = measure_all([tiny], peers.interpreters([unknown, OURS]), rounds=1)
     assert (failed["library"], failed["round"]) == ("no_such_library", 0)
     assert "no_such_library" in failed["error"]
     assert (ours["transitions"], ours["updates"]) == (48, 24)
@@ -306,6 +487,49 @@ def test_an_environment_is_made_once_per_requirements(
     assert python == tmp_path / ".bench" / "sb3" / "bin" / "python"
     assert [command[2] for command in made] == ["venv", "venv", "venv", "pip", "venv", "pip"]
     assert "creating .bench/sb3 from sb3.txt" in capsys.readouterr().out
+
+
+def test_an_environment_that_failed_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    tried = []
+
+    def interpreter(library: Library) -> Path:
+        tried.append(library.name)
+        raise BenchmarkError("pip failed")
+
+    monkeypatch.setattr(peers, "interpreter", interpreter)
+    found = peers.interpreters([PEERS["sb3"]])
+    records = measure_all([W1, W8], found, rounds=2)
+    assert tried == ["sb3"]
+    assert [(r["round"], r["workload"], r["error"]) for r in records] == [
+        (0, "W1", "pip failed"),
+        (0, "W8", "pip failed"),
+        (1, "W1", "pip failed"),
+        (1, "W8", "pip failed"),
+    ]
+    assert capsys.readouterr().out.count("failed: pip failed") == 4
+
+
+def test_what_a_library_does_not_offer_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def dqn(w: Any, probe: Probe) -> None:
+        raise NotOffered("one environment only")
+
+    monkeypatch.setattr("sys.argv", ["toy", json.dumps(W1.to_plain())])
+    monkeypatch.setattr(Probe, "watch", lambda probe, env_class: None)
+    run_library("toy", [], {"dqn": dqn})
+    record = {"library": "toy", "workload": "W1", "unsupported": True}
+    assert parse_record(capsys.readouterr().out, "toy") == record
+    run_library("toy", [], {"ppo": dqn})
+    assert parse_record(capsys.readouterr().out, "toy") == record
+
+
+def test_ours_is_told_the_algorithm_and_its_quantiles() -> None:
+    keys = settings(W2)
+    assert (keys["algo"], keys["algo_kwargs"]["num_quantiles"]) == ("qr_dqn", 51)
+    assert "num_quantiles" not in settings(W1)["algo_kwargs"]
 
 
 @pytest.mark.parametrize("peer", PEERS)

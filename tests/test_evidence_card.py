@@ -11,13 +11,21 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from processes import WarmPopen
 from rl_training.cli import app
 from rl_training.errors import MissingExtra, RunError
-from rl_training.experiment.evidence_card import Card, Published, SeedRecord, read_card, write_card
-from rl_training.experiment.evidence_picture import draw_card, is_drawn
+from rl_training.experiment.evidence_card import (
+    Card,
+    Published,
+    SeedRecord,
+    read_card,
+    read_cards,
+    write_card,
+)
+from rl_training.experiment.evidence_picture import _draw_curves, draw_card, is_drawn
 from rl_training.experiment.evidence_record import figures_of, recorded
 from rl_training.experiment.evidence_reproduction import compare
 from rl_training.experiment.registry import resolve_config
@@ -127,10 +135,29 @@ def test_what_is_no_card_is_refused(tmp_path: Path, content: str | None, message
         read_card(path)
 
 
+def test_what_is_wrong_with_a_card_comes_with_the_command_that_makes_it_anew(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "evidence" / "dqn" / "cartpole.json"
+    write_card(path, make_card([1.0]))
+    whole = path.read_text()
+    for content in (whole[:-200], whole.replace("2.5", "3.5"), "{}", '{"format": 0}'):
+        path.write_text(content)
+        for place, command in (
+            (path, "`rl-training evidence run dqn/cartpole`"),
+            (tmp_path / "evidence" / "dqn" / "mine.json", "the command that made it"),
+            (tmp_path / "others" / "dqn" / "cartpole.json", "the command that made it"),
+        ):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(content)
+            with pytest.raises(RunError, match=f"delete it, then run {command} again$"):
+                read_card(place)
+
+
 def test_a_sealed_card_with_something_else_in_it_is_refused(tmp_path: Path) -> None:
     card = make_card([1.0]).model_copy(update={"budget": "many"}).sealed()
     write_card(tmp_path / "card.json", card)
-    with pytest.raises(RunError, match="budget"):
+    with pytest.raises(RunError, match=r"\(budget: .* integer.*\): restore it"):
         read_card(tmp_path / "card.json")
 
 
@@ -261,6 +288,55 @@ def test_the_picture_is_drawn_from_the_card_alone_and_always_the_same(tmp_path: 
     other = card.model_copy(update={"note": "another"}).sealed()
     assert not is_drawn(other, path)
     assert not is_drawn(card, tmp_path / "none.png")
+
+
+def drawn(curves: list[dict[int, float]], path: Path) -> dict[str, Any]:
+    """The lines of the picture by label: points and marker."""
+    card = make_card([1.0] * len(curves))
+    pairs = zip(card.seeds, curves, strict=True)
+    seeds = [
+        record.to_plain() | {"curve": {"steps": [*curve], "returns": [*curve.values()]}}
+        for record, curve in pairs
+    ]
+    card = Card(**(card.to_plain() | {"seeds": seeds})).sealed()
+    draw_card(card, path)
+    assert is_drawn(card, path)
+    axes = Figure().add_subplot()
+    _draw_curves(axes, card)
+    return {
+        str(line.get_label()): (line.get_xydata().tolist(), line.get_marker())
+        for line in axes.get_lines()
+    }
+
+
+def test_seeds_that_share_no_evaluation_step_are_drawn_without_a_middle(tmp_path: Path) -> None:
+    lines = drawn([{100: 1.0, 200: 2.0}, {150: 3.0, 250: 5.0}], tmp_path / "card.png")
+    assert [points for points, _ in lines.values()] == [
+        [[100, 1], [200, 2]],
+        [[150, 3], [250, 5]],
+    ]
+
+
+def test_a_seed_with_one_point_is_a_point_and_the_middle_is_at_the_step_all_share(
+    tmp_path: Path,
+) -> None:
+    lines = drawn([{100: 1.0, 200: 2.0}, {200: 4.0}, {50: 0.0, 200: 9.0}], tmp_path / "card.png")
+    middle = lines.pop("interquartile mean of 3 seeds")
+    assert middle == ([[200, 5]], "o")  # nothing is cut from three: (2 + 4 + 9) / 3
+    assert [(len(points), marker) for points, marker in lines.values()] == [
+        (2, "None"),
+        (1, "o"),
+        (2, "None"),
+    ]
+    one = drawn([{200: 4.0}], tmp_path / "one.png")
+    assert one["each seed"] == ([[200, 4]], "o")
+
+
+def test_variants_of_a_card_stand_after_it(tmp_path: Path) -> None:
+    for name in ("drqn/cartpole_masked", "dqn/cartpole_masked", "dqn/chain", "dqn/cartpole"):
+        write_card(tmp_path / f"{name}.json", make_card([1.0], config=name))
+    names = ["dqn/cartpole", "dqn/cartpole_masked", "dqn/chain", "drqn/cartpole_masked"]
+    assert list(read_cards(tmp_path)) == names
 
 
 def test_a_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from gymnasium.spaces import MultiDiscrete
+from torch import nn
 from torch.testing import assert_close
 
 from rl_training.algorithms.base import Algorithm
@@ -25,6 +27,7 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.execution import planned_updates
 from rl_training.runtime.result import TrainingInterrupted
 from rl_training.runtime.training_run import TrainingRun
+from toy_envs import CountingEnv
 from training import ALGORITHMS, StopAt, final_state, tiny_config
 
 
@@ -83,15 +86,15 @@ def recorded(run_dir: Path) -> str:
 def test_auto_compiles_from_a_number_of_planned_updates_on(
     algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = tiny_config(algo, tmp_path, execution="auto")
+    config = tiny_config(algo, tmp_path, execution="auto", threads=2)
     assert recorded(train(config).run_dir) == "eager"
     updates = train(tiny_config(algo, tmp_path)).updates
     assert updates < COMPILE_FROM_UPDATES
     for threshold, expected in ((updates, "compiled"), (updates + 1, "eager")):
         monkeypatch.setattr(execution, "COMPILE_FROM_UPDATES", threshold)
         assert recorded(train(config).run_dir) == expected
-        eager = tiny_config(algo, tmp_path, execution="eager")
-        assert recorded(train(eager).run_dir) == "eager"
+        for changes in ({"execution": "eager"}, {"threads": 1}):  # one thread computes on arrays
+            assert recorded(train(config.with_changes(**changes)).run_dir) == "eager"
 
 
 @pytest.mark.usefixtures("pretended")
@@ -99,7 +102,7 @@ def test_auto_compiles_from_a_number_of_planned_updates_on(
 def test_a_resumed_run_keeps_its_mode_however_long_it_becomes(
     threshold: int, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = tiny_config("dqn", tmp_path, execution="auto")
+    config = tiny_config("dqn", tmp_path, execution="auto", threads=2)
     monkeypatch.setattr(execution, "COMPILE_FROM_UPDATES", threshold)
     with pytest.raises(TrainingInterrupted) as stopped:
         train(config, callbacks=[StopAt(100)])
@@ -136,16 +139,34 @@ def test_without_a_compiler_a_run_is_eager_and_says_so_in_one_line(
     monkeypatch.setattr(torch, "compile", broken)
     monkeypatch.setattr(execution, "COMPILE_FROM_UPDATES", 1)
     caplog.set_level(logging.WARNING)
-    run_dir = train(tiny_config("dqn", tmp_path, execution=mode)).run_dir
+    config = tiny_config("dqn", tmp_path, execution=mode, threads=2)
+    run_dir = train(config).run_dir
     (record,) = caplog.records
     assert record.getMessage() == (
         "execution: eager, for torch.compile does not work here (No C++ compiler was found.)"
     )
     assert recorded(run_dir) == "eager"
-    agents = [
-        final_state(d)["agent"] for d in (run_dir, train(tiny_config("dqn", tmp_path)).run_dir)
-    ]
-    assert agents[0] == agents[1]
+    eager = train(config.with_changes(execution="eager")).run_dir
+    assert final_state(run_dir)["agent"] == final_state(eager)["agent"]
+
+
+@pytest.mark.usefixtures("pretended")
+def test_a_compiled_run_that_goes_on_without_a_compiler_is_not_exact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config("dqn", tmp_path, execution="compiled")
+    with pytest.raises(TrainingInterrupted) as stopped:
+        train(config, callbacks=[StopAt(100)])
+    run_dir = stopped.value.result.run_dir
+    assert recorded(run_dir) == "compiled"
+    monkeypatch.setattr(execution, "_compiler_trouble", lambda device: "no compiler")
+    train(config, resume=run_dir)
+    (entry,) = json.loads((run_dir / "metadata.json").read_text())["resumed_from"]
+    assert entry == {
+        "checkpoint": "step_000000000100",
+        "exact": False,
+        "changed": {"execution": {"from": "compiled", "to": "eager"}},
+    }
 
 
 def test_an_error_without_words_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,6 +207,73 @@ def test_a_compiled_update_is_the_eager_one(algo: str, tmp_path: Path) -> None:
     mine, other = eager.algorithm.state_dict()["model"], compiled.after["model"]
     assert_close(mine, other, atol=1e-5, rtol=0)
     assert any(not torch.equal(x, compiled.before["model"][name]) for name, x in mine.items())
+
+
+class TwoChoices(CountingEnv):
+    """Takes two choices at a time; the reward depends on both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space: Any = MultiDiscrete([3, 2])
+
+    def step(self, action: Any) -> Any:
+        obs, _, *rest = super().step(0)
+        return obs, float(action[0] - action[1]), *rest
+
+
+def sequential(env_spec: Any, hyper: Any) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 2))
+
+
+class OwnActorCritic(nn.Module):
+    """A policy of one continuous action and its values."""
+
+    def __init__(self, env_spec: Any, hyper: Any) -> None:
+        super().__init__()
+        self.actor, self.critic = nn.Linear(3, 1), nn.Linear(3, 1)
+        self.log_std = nn.Parameter(torch.zeros(1))
+
+    def policy(self, obs: torch.Tensor) -> Any:
+        return self.actor(obs)
+
+    def value(self, obs: torch.Tensor) -> Any:
+        return self.critic(obs)[:, 0]
+
+
+PENDULUM = {"env_id": "Pendulum-v1"}
+
+
+@pytest.mark.parametrize(
+    ("algo", "changes"),
+    [
+        pytest.param("dqn", {"algo_kwargs": {"network": sequential}}, id="own network"),
+        pytest.param("ppo", PENDULUM, id="continuous"),
+        pytest.param("ppo", {"env_id": TwoChoices}, id="multi-discrete"),
+        pytest.param(
+            "ppo", PENDULUM | {"algo_kwargs": {"network": OwnActorCritic}}, id="own actor-critic"
+        ),
+    ],
+)
+def test_a_compiled_run_ends_with_the_parameters_of_an_eager_one(
+    algo: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """20 updates and more, each moving a parameter by up to the learning rate, 2.5e-4 or 3e-4.
+
+    Compiled code adds up in another order, so each update differs by a few of the 6e-8 a float32
+    is rounded by. 1e-6 allows for 20 such updates, and is below one 250th of a single one.
+    Nothing is compiled twice, which would cost seconds whenever it happened.
+    """
+    quick: dict[str, Any] = {"total_timesteps": 60, "eval_interval": 0, "final_eval_episodes": 0}
+    compiled, eager = Last(), Last()
+    for mode, last in (("compiled", compiled), ("eager", eager)):
+        run = tiny_config(algo, tmp_path, execution=mode, **quick, **changes)
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            result = train(run, callbacks=[last])
+        assert recorded(result.run_dir) == mode
+        assert result.updates >= 20
+    mine, other = eager.after["model"], compiled.after["model"]
+    assert_close(mine, other, atol=1e-6, rtol=0)
+    assert all(not torch.equal(x, compiled.before["model"][name]) for name, x in other.items())
 
 
 def test_what_was_compiled_is_kept_where_the_next_start_finds_it(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,27 +19,28 @@ import torch
 
 from rl_training import Callback
 from rl_training.data.arrays import HostView
+from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import resolve_config, train_config
 from rl_training.runtime.training_run import TrainingRun
 
 
 class Counts(NamedTuple):
-    """What is called in a gradient step and in a vector step, which is acting and storing."""
+    """What is called in a gradient step, in a vector step (acting and storing) and in sampling."""
 
     tensor_operators: float
     array_operators: float  # with those behind +, * and the like
     native_calls: float  # of named functions that are not written in Python, whosever they are
 
 
-# Per algorithm and per way of learning: a gradient step, and a vector step.
+# Per algorithm and per way of learning: a gradient step, a vector step, and sampling.
 FIGURES = {
-    ("dqn", "arrays"): (Counts(4, 43, 63), Counts(0, 8, 46)),
-    ("dqn", "tensors"): (Counts(57, 0, 90), Counts(0, 8, 46)),
-    ("ppo", "arrays"): (Counts(7.625, 112.125, 140.875), Counts(0, 9, 58)),
-    ("ppo", "tensors"): (Counts(156.125, 0, 170.125), Counts(0, 9, 58)),
+    ("dqn", "arrays"): (Counts(1, 42, 67), Counts(0, 8, 48), Counts(0, 0, 18)),
+    ("dqn", "tensors"): (Counts(55, 0, 94), Counts(0, 8, 48), Counts(0, 0, 18)),
+    ("ppo", "arrays"): (Counts(5.5, 111.125, 141), Counts(0, 9, 58), Counts(0, 0, 0)),
+    ("ppo", "tensors"): (Counts(155.25, 0, 171.25), Counts(0, 9, 58), Counts(0, 0, 0)),
 }
-STEPS = ("gradient", "vector")
+STEPS = ("gradient step", "vector step", "sampling")
 SLACK = 0.95
 ROUNDS = 10  # the least of so many: a step that ends an episode calls more
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -158,6 +160,10 @@ class Counting(Callback):
 
         step()
         self.per_step = [least(counter) for counter in COUNTERS]
+        self.per_sample = [0, 0, 0]
+        if isinstance(run.buffer, ReplayBuffer):
+            sample = partial(run.buffer.sample, run.hyper.batch_size)
+            self.per_sample = [counter(sample) for counter in COUNTERS]
         run.stop("counted")
 
 
@@ -175,9 +181,9 @@ def test_no_more_operators_than_before(algo: str, way: str, tmp_path: Path) -> N
         threads=1,
     )
     train_config(resolve_config(config).config, callbacks=[counting])
-    found = (Counts(*counting.per_update), Counts(*counting.per_step))
+    found = [Counts(*x) for x in (counting.per_update, counting.per_step, counting.per_sample)]
     rows = [
-        (f"{what} step, {name}: found {count}, figure {figure}", count, figure)
+        (f"{what}, {name}: found {count}, figure {figure}", count, figure)
         for what, mine, figures in zip(STEPS, found, FIGURES[algo, way], strict=True)
         for name, count, figure in zip(Counts._fields, mine, figures, strict=True)
     ]

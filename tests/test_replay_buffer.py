@@ -64,6 +64,13 @@ def test_discount_is_gamma_and_zero_only_after_termination() -> None:
     assert len(buffer) == 4
 
 
+def test_the_first_step_of_all_needs_no_flag() -> None:
+    buffer = ReplayBuffer(SPEC, capacity=10, gamma=0.5)
+    buffer.add(one_step(1, 2))  # fed by hand, from the middle of an episode
+    buffer.add(one_step(2, 3))
+    assert everything(buffer) == {(1, 2, 0.5), (2, 3, 0.5)}
+
+
 def test_batch_rows_belong_together() -> None:
     buffer = ReplayBuffer(SPEC, capacity=100)
     for t in range(50):

@@ -161,8 +161,8 @@ def test_each_callback_gets_its_own_state_back(tmp_path: Path) -> None:
 def test_metrics_that_come_with_some_updates_only_are_averaged_over_those(tmp_path: Path) -> None:
     class Sometimes(Callback):
         def on_start(self, run: TrainingRun) -> None:
-            run.record({"always": torch.tensor(1.0), "rare": torch.tensor(5.0)})
-            run.record({"always": torch.tensor(2.0)})
+            run.recent_metrics.add({"always": torch.tensor(1.0), "rare": torch.tensor(5.0)})
+            run.recent_metrics.add({"always": torch.tensor(2.0)})
             self.values = run.check_finite()
 
     watch = Sometimes()

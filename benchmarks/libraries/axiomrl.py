@@ -1,9 +1,11 @@
-"""axiomrl, through the stable interface of its package.
+"""axiomrl, through the stable interface of its package; QR-DQN from the experimental one.
 
 Deviations: rows in which Gymnasium's NEXT_STEP autoreset only resets are transitions to it, so it
 makes its updates per row; its DQN clips no gradients and plays at random only as epsilon says; its
-PPO has Adam's default epsilon of 1e-8. The evaluation after each of PPO's rollouts cannot be
-switched off by a setting and is replaced by nothing; the log row per rollout stays.
+QR-DQN does the same, takes the loss's mean over all pairs of quantiles where others sum over one
+side, and lets the online network choose the next action, which is one more forward pass; its PPO
+has Adam's default epsilon of 1e-8. The evaluation after each of PPO's rollouts cannot be switched
+off by a setting and is replaced by nothing; the log row per rollout stays.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.probe import Probe, main
-from benchmarks.workloads import DQNWorkload, PPOWorkload, Workload
+from benchmarks.probe import NotOffered, Probe, main
+from benchmarks.workloads import DQNWorkload, PPOWorkload, QRDQNWorkload, Workload
 
 
 def learn(algorithm: Any, w: Workload, probe: Probe, algo_kwargs: dict[str, Any]) -> None:
@@ -39,13 +41,12 @@ def learn(algorithm: Any, w: Workload, probe: Probe, algo_kwargs: dict[str, Any]
     algorithm(config).learn()
 
 
-def dqn(w: DQNWorkload, probe: Probe) -> None:
-    """DQN; ReLU and smooth_l1_loss, which is the Huber loss, are built in."""
-    from axiomrl import DQN
-
+def learn_dqn(algorithm: Any, w: DQNWorkload, probe: Probe, **own: Any) -> None:
+    """Train DQN or a relative; ReLU and the Huber loss are built in."""
     if w.num_envs != 1:
-        raise ValueError("axiomrl's DQN makes one update per vector step; use one environment")
+        raise NotOffered("axiomrl's DQN makes one update per vector step; use one environment")
     algo_kwargs = {
+        **own,
         "buffer_capacity": w.buffer_size,
         "batch_size": w.batch_size,
         "learning_starts": w.learning_starts,
@@ -54,7 +55,21 @@ def dqn(w: DQNWorkload, probe: Probe) -> None:
         "epsilon_end": w.final_epsilon,
         "exploration_fraction": w.epsilon_fraction / 2,  # of twice the budget
     }
-    learn(DQN, w, probe, algo_kwargs)
+    learn(algorithm, w, probe, algo_kwargs)
+
+
+def dqn(w: DQNWorkload, probe: Probe) -> None:
+    """DQN."""
+    from axiomrl import DQN
+
+    learn_dqn(DQN, w, probe)
+
+
+def qr_dqn(w: QRDQNWorkload, probe: Probe) -> None:
+    """QR-DQN."""
+    from axiomrl.experimental import QRDQN
+
+    learn_dqn(QRDQN, w, probe, num_quantiles=w.num_quantiles)
 
 
 def ppo(w: PPOWorkload, probe: Probe) -> None:
@@ -77,4 +92,5 @@ def ppo(w: PPOWorkload, probe: Probe) -> None:
 
 
 if __name__ == "__main__":
-    main("axiomrl", ("axiomrl", "torch", "gymnasium", "numpy"), {"dqn": dqn, "ppo": ppo})
+    packages = ("axiomrl", "torch", "gymnasium", "numpy")
+    main("axiomrl", packages, {"dqn": dqn, "qr_dqn": qr_dqn, "ppo": ppo})

@@ -1,4 +1,4 @@
-"""rl_training, through its public interface, with its default settings.
+"""rl_training, as its command line trains, with its default settings.
 
 Evaluation is off and checkpoints are written only at the end, which is never reached. The log is
 on, as by default: a row every 1,000 transitions, to a JSON-lines file and to TensorBoard.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.probe import Probe, main
-from benchmarks.workloads import DQNWorkload, PPOWorkload, Workload
+from benchmarks.workloads import DQNWorkload, PPOWorkload, QRDQNWorkload, Workload
 
 
 def settings(workload: Workload) -> dict[str, Any]:
@@ -22,6 +22,8 @@ def settings(workload: Workload) -> dict[str, Any]:
         "max_grad_norm": workload.max_grad_norm,
     }
     return {
+        "algo": workload.algorithm,
+        "env_id": workload.env_id,
         "num_envs": workload.num_envs,
         "vectorization": "sync",
         "total_timesteps": workload.budget,
@@ -34,7 +36,8 @@ def settings(workload: Workload) -> dict[str, Any]:
 
 def _own_settings(w: Workload) -> dict[str, Any]:
     if isinstance(w, DQNWorkload):
-        return {
+        quantiles = {"num_quantiles": w.num_quantiles} if isinstance(w, QRDQNWorkload) else {}
+        return quantiles | {
             "buffer_size": w.buffer_size,
             "learning_starts": w.learning_starts,
             "replay_ratio": 1 / w.steps_per_update,
@@ -52,7 +55,14 @@ def _own_settings(w: Workload) -> dict[str, Any]:
     }
 
 
-def learn(algorithm: Any, workload: Workload, probe: Probe) -> None:
+def train(workload: Workload, callback: Any) -> None:
+    """A whole run, with a callback."""
+    from rl_training.experiment.registry import resolve_config, train_config
+
+    train_config(resolve_config(settings(workload)).config, callbacks=[callback])
+
+
+def learn(workload: Workload, probe: Probe) -> None:
     """Train, telling the probe of every update."""
     from rl_training import Callback
 
@@ -61,22 +71,9 @@ def learn(algorithm: Any, workload: Workload, probe: Probe) -> None:
             if run.updates != probe.updates:
                 probe.updated(run.updates - probe.updates)
 
-    algorithm(workload.env_id, **settings(workload)).learn(callbacks=[Count()])
-
-
-def dqn(w: DQNWorkload, probe: Probe) -> None:
-    """DQN."""
-    from rl_training import DQN
-
-    learn(DQN, w, probe)
-
-
-def ppo(w: PPOWorkload, probe: Probe) -> None:
-    """PPO."""
-    from rl_training import PPO
-
-    learn(PPO, w, probe)
+    train(workload, Count())
 
 
 if __name__ == "__main__":
-    main("ours", ("rl-training", "torch", "gymnasium", "numpy"), {"dqn": dqn, "ppo": ppo})
+    runs = dict.fromkeys(("dqn", "qr_dqn", "ppo"), learn)
+    main("ours", ("rl-training", "torch", "gymnasium", "numpy"), runs)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.probe import Probe, main
-from benchmarks.workloads import DQNWorkload, PPOWorkload, Workload
+from benchmarks.workloads import DQNWorkload, PPOWorkload, QRDQNWorkload, Workload
 
 
 def environments(w: Workload) -> Any:
@@ -58,19 +58,32 @@ def ppo_keys(w: PPOWorkload) -> dict[str, Any]:
     }
 
 
-def dqn(w: DQNWorkload, probe: Probe) -> None:
-    """DQN; ReLU and smooth_l1_loss, which is the Huber loss, are built in."""
-    from stable_baselines3 import DQN
-
+def learn_dqn(algorithm: Any, w: DQNWorkload, probe: Probe, **policy_kwargs: Any) -> None:
+    """Train DQN or a relative; ReLU and the Huber loss are built in."""
     probe.count_torch_optimizers()
-    model = DQN(
+    model = algorithm(
         "MlpPolicy",
         environments(w),
         **dqn_keys(w),
         max_grad_norm=w.max_grad_norm,
-        policy_kwargs={"net_arch": list(w.hidden)},
+        policy_kwargs={"net_arch": list(w.hidden), **policy_kwargs},
     )
     model.learn(w.budget)
+
+
+def dqn(w: DQNWorkload, probe: Probe) -> None:
+    """DQN."""
+    from stable_baselines3 import DQN
+
+    learn_dqn(DQN, w, probe)
+
+
+def qr_dqn(w: QRDQNWorkload, probe: Probe) -> None:
+    """QR-DQN of sb3-contrib; with an optimiser named, Adam's epsilon is 1e-8 as elsewhere."""
+    from sb3_contrib import QRDQN
+    from torch.optim import Adam
+
+    learn_dqn(QRDQN, w, probe, n_quantiles=w.num_quantiles, optimizer_class=Adam)
 
 
 def ppo(w: PPOWorkload, probe: Probe) -> None:
@@ -83,4 +96,4 @@ def ppo(w: PPOWorkload, probe: Probe) -> None:
 
 if __name__ == "__main__":
     packages = ("stable-baselines3", "sb3-contrib", "torch", "gymnasium", "numpy")
-    main("sb3", packages, {"dqn": dqn, "ppo": ppo})
+    main("sb3", packages, {"dqn": dqn, "qr_dqn": qr_dqn, "ppo": ppo})

@@ -3,6 +3,7 @@
 Deviations: its DQN has no gradient clipping of its own, so it gets an optimiser with it; its
 networks are initialised otherwise; PPO clips the gradients of policy and value separately. Like SB3
 it wraps every environment in `Monitor`. Compilation is start-up: it is over when the clock starts.
+It offers no QR-DQN.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.libraries.sb3 import dqn_keys, environments, ppo_keys
-from benchmarks.probe import Probe, main
+from benchmarks.probe import NotOffered, Probe, main
 from benchmarks.workloads import DQNWorkload, PPOWorkload
 
 
@@ -20,7 +21,7 @@ def dqn(w: DQNWorkload, probe: Probe) -> None:
     from sbx import DQN
 
     if len(w.hidden) != 2 or len(set(w.hidden)) != 1:
-        raise ValueError(f"SBX's Q-network has two layers of one width, the workload {w.hidden}")
+        raise NotOffered(f"SBX's Q-network has two layers of one width, the workload {w.hidden}")
 
     def clipped_adam(learning_rate: float, **kwargs: Any) -> Any:
         clip = optax.clip_by_global_norm(w.max_grad_norm)

@@ -1,9 +1,10 @@
 """Tianshou 2, through its procedural interface.
 
 Deviations: its DQN takes no gradient-norm bound, so nothing is clipped there, and it evaluates the
-online network on the next observations also where the target network alone chooses. Epsilon is at
-its final value as soon as the random play is over. As they do by themselves, its trainers look for
-NaNs in the whole buffer after each collection.
+online network on the next observations also where the target network alone chooses; its QR-DQN
+lets the online network choose, as double Q-learning does. Epsilon is at its final value as soon as
+the random play is over. As they do by themselves, its trainers look for NaNs in the whole buffer
+after each collection.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.probe import Probe, main
-from benchmarks.workloads import DQNWorkload, PPOWorkload, Workload
+from benchmarks.workloads import DQNWorkload, PPOWorkload, QRDQNWorkload, Workload
 
 
 def parts(w: Workload, probe: Probe) -> tuple[Any, Any, dict[str, Any]]:
@@ -33,33 +34,50 @@ def parts(w: Workload, probe: Probe) -> tuple[Any, Any, dict[str, Any]]:
     return envs, gym.make(w.env_id).action_space, params
 
 
-def dqn(w: DQNWorkload, probe: Probe) -> None:
-    """DQN; its target network is copied after a number of gradient steps."""
-    from tianshou.algorithm import DQN
-    from tianshou.algorithm.modelfree.dqn import DiscreteQLearningPolicy
+def learn_dqn(
+    algorithm_class: Any, policy_class: Any, w: DQNWorkload, probe: Probe, **own: Any
+) -> None:
+    """Train DQN or a relative; the target network is copied after a number of gradient steps."""
     from tianshou.algorithm.optim import AdamOptimizerFactory
     from tianshou.data import Collector, VectorReplayBuffer
     from tianshou.trainer import OffPolicyTrainerParams
     from tianshou.utils.net.common import Net
 
     envs, action_space, params = parts(w, probe)
-    net = Net(state_shape=w.obs_dim, action_shape=w.num_actions, hidden_sizes=w.hidden)
-    policy = DiscreteQLearningPolicy(
-        model=net, action_space=action_space, eps_training=w.final_epsilon
+    net = Net(
+        state_shape=w.obs_dim,
+        action_shape=w.num_actions,
+        hidden_sizes=w.hidden,
+        num_atoms=w.outputs // w.num_actions,
     )
-    algorithm = DQN(
-        policy=policy,
+    algorithm = algorithm_class(
+        policy=policy_class(model=net, action_space=action_space, eps_training=w.final_epsilon),
         optim=AdamOptimizerFactory(lr=w.learning_rate),
         gamma=w.gamma,
         target_update_freq=max(1, w.target_every // w.steps_per_update),
-        is_double=False,
-        huber_loss_delta=1.0,
+        **own,
     )
     collector = Collector(algorithm, envs, VectorReplayBuffer(w.buffer_size, w.num_envs))
     collector.reset()
     collector.collect(n_step=w.learning_starts, random=True)
     params["update_step_num_gradient_steps_per_sample"] = 1 / w.steps_per_update
     algorithm.run_training(OffPolicyTrainerParams(training_collector=collector, **params))
+
+
+def dqn(w: DQNWorkload, probe: Probe) -> None:
+    """DQN."""
+    from tianshou.algorithm import DQN
+    from tianshou.algorithm.modelfree.dqn import DiscreteQLearningPolicy
+
+    learn_dqn(DQN, DiscreteQLearningPolicy, w, probe, is_double=False, huber_loss_delta=1.0)
+
+
+def qr_dqn(w: QRDQNWorkload, probe: Probe) -> None:
+    """QR-DQN."""
+    from tianshou.algorithm import QRDQN
+    from tianshou.algorithm.modelfree.qrdqn import QRDQNPolicy
+
+    learn_dqn(QRDQN, QRDQNPolicy, w, probe, num_quantiles=w.num_quantiles)
 
 
 def ppo(w: PPOWorkload, probe: Probe) -> None:
@@ -95,4 +113,5 @@ def ppo(w: PPOWorkload, probe: Probe) -> None:
 
 
 if __name__ == "__main__":
-    main("tianshou", ("tianshou", "torch", "gymnasium", "numpy"), {"dqn": dqn, "ppo": ppo})
+    packages = ("tianshou", "torch", "gymnasium", "numpy")
+    main("tianshou", packages, {"dqn": dqn, "qr_dqn": qr_dqn, "ppo": ppo})

@@ -89,7 +89,8 @@ def _register_run_missing(group: typer.Typer, reported: Reported) -> None:
     ) -> None:
         """Make the planned cards that are missing, one after the other."""
         with reported(debug):
-            from rl_training.experiment.evidence import CARDS, make_card, missing_cards
+            from rl_training.experiment.evidence import make_card, missing_cards
+            from rl_training.experiment.evidence_card import CARDS
 
             missing = missing_cards(output or CARDS)
             typer.echo(f"missing: {', '.join(missing) or 'none'}")
@@ -143,8 +144,8 @@ def _register_reading(group: typer.Typer, reported: Reported) -> None:
 
 
 def _list(output: Path | None) -> None:
-    from rl_training.experiment.evidence import CARDS, is_current, missing_cards
-    from rl_training.experiment.evidence_card import read_card
+    from rl_training.experiment.evidence import missing_cards, outdated
+    from rl_training.experiment.evidence_card import CARDS, read_card
 
     folder = output or CARDS
     rows = [["card", "steps", "seeds", "interquartile mean [95 %]", "published", ""]]
@@ -155,7 +156,8 @@ def _list(output: Path | None) -> None:
         except RLTrainingError as error:
             damaged.append(str(error))
             continue
-        state = "" if is_current(card) else "the configuration has changed since"
+        changed = outdated(card)
+        state = f"not as packaged now: {changed}" if changed else ""
         row = [card.config, f"{card.budget:,}", str(len(card.seeds))]
         rows.append([*row, _figures(card), _published(card), state])
     rows += [[name, "", "", "missing", "", ""] for name in missing_cards(folder)]

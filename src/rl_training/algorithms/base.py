@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.gradients import AutomaticVjp, writes_out_its_gradient
+from rl_training.algorithms.gradients import Vjp, uncompiled, writes_out_its_gradient
 from rl_training.data.arrays import Array, HostView, Rows
 from rl_training.data.types import Moment, PolicyState
 
@@ -19,7 +19,7 @@ from rl_training.data.types import Moment, PolicyState
 class UpdateResult(NamedTuple):
     """What an update reports: detached 0-d metrics by name, optimiser steps made, priorities."""
 
-    metrics: dict[str, Tensor]
+    metrics: Mapping[str, Tensor]
     gradient_steps: int = 1
     priorities: Array | None = None
 
@@ -45,11 +45,12 @@ class Algorithm(ABC):
     """Base of the algorithms: a device, and `parts` from which the checkpoint is derived.
 
     A subclass sets `parts` to every stateful thing it owns (networks, optimisers, generators) and
-    writes `act` and `update`. `step_functions` names the methods that `compile` may compile: those
-    that compute a gradient and leave it in the parameters.
+    `vjp` to `vjp_of` its network, and writes `act` and `update`. `step_functions` names the methods
+    that `compile` may compile: those that compute a gradient and leave it in the parameters.
     """
 
     parts: dict[str, Stateful]
+    vjp: Vjp
     step_functions: ClassVar[tuple[str, ...]] = ("_gradient",)
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
@@ -98,9 +99,7 @@ class Algorithm(ABC):
     def compile(self) -> None:
         """Run the step functions through `torch.compile` from now on."""
         torch.compiler.reset()  # what earlier runs of the process compiled would count as retries
-        for name, part in list(vars(self).items()):
-            if isinstance(part, AutomaticVjp):  # a tape is not for the compiler
-                setattr(self, name, torch.compiler.disable(part))  # type: ignore[no-untyped-call]
+        self.vjp = uncompiled(self.vjp)
         for name in self.step_functions:
             setattr(self, name, torch.compile(getattr(self, name)))
         self.execution, self.learns_on_host = "compiled", False

@@ -10,14 +10,15 @@ from typing import Literal, NamedTuple
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
 from rl_training.algorithms.base import UpdateResult
 from rl_training.algorithms.checks import check_network
 from rl_training.algorithms.functional.shapes import expect_shapes
 from rl_training.algorithms.functional.td import chosen, q_target
 from rl_training.algorithms.value_based import ValueBased, ValueBasedConfig
-from rl_training.data.arrays import Array, constant, means, named, namespace, rows_of
+from rl_training.data.arrays import Array, constant, means, namespace, rows_of
+from rl_training.data.metrics import Metrics
 from rl_training.data.types import Batch, EnvSpec, Moment
 
 
@@ -37,7 +38,7 @@ class LossResult(NamedTuple):
 
     loss: Array
     gradient: Array
-    metrics: dict[str, Tensor]
+    metrics: Metrics
     td_error: Array
 
 
@@ -67,7 +68,7 @@ def dqn_loss(
     numbers = means(rows, value, target, td_error)
     gradient = namespace(q).zeros_like(q)
     gradient[rows_of(q), batch.action] = constant(weighted) / len(weighted)
-    return LossResult(numbers[0], gradient, named(METRICS, numbers), td_error)
+    return LossResult(numbers[0], gradient, Metrics(METRICS, numbers), td_error)
 
 
 class DQN(ValueBased):

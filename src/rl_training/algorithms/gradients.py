@@ -45,6 +45,20 @@ class AutomaticVjp:
         return tuple(output.detach() for output in outputs), pull_back
 
 
+def uncompiled(vjp: Vjp) -> Vjp:
+    """The same for compiled code to call: what torch records is not for the compiler to see."""
+    if not isinstance(vjp, AutomaticVjp):
+        return vjp
+    hide: Callable[[Any], Any] = torch.compiler.disable
+
+    def hidden(x: Tensor) -> tuple[Any, Callable[[Any], None]]:
+        outputs, pull_back = vjp(x)
+        return outputs, hide(pull_back)
+
+    untraced: Vjp = hide(hidden)
+    return untraced
+
+
 def writes_out_its_gradient(network: nn.Module) -> bool:
     """Whether the network's own class defines `vjp`, for all of its parameters.
 

@@ -24,7 +24,8 @@ from rl_training.algorithms.functional.surrogate import Samples, normalized, ppo
 from rl_training.algorithms.generators import BlockNoise, NumpyGenerator
 from rl_training.algorithms.gradients import vjp_of
 from rl_training.algorithms.optimization import Optimizer
-from rl_training.data.arrays import Array, as_float, means, named, namespace
+from rl_training.data.arrays import Array, as_float, means, namespace
+from rl_training.data.metrics import Metrics
 from rl_training.data.types import EnvSpec, Moment, PolicyState, Rollout
 from rl_training.experiment.config import (
     HiddenSizes,
@@ -35,6 +36,7 @@ from rl_training.experiment.config import (
 )
 
 METRICS = ("policy_loss", "value_loss", "approx_kl", "clip_fraction", "entropy")
+KL = METRICS.index("approx_kl")
 KL_MARGIN = 1.5  # an update stops where the KL estimate passes this multiple of the target
 
 
@@ -51,7 +53,9 @@ class PPOConfig(OnPolicyHyperParameters):
     target_kl: float | None = Field(
         None, gt=0, le=1e6, description="an update ends at 1.5 times this KL"
     )
-    max_grad_norm: float | None = Field(0.5, gt=0, le=1e6, description="of the gradient; null: any")
+    max_grad_norm: float | None = Field(
+        0.5, gt=0, le=1e6, description="bound on its norm; null: none"
+    )
     optimizer_eps: float = Field(1e-5, gt=0, le=1, description="Adam's epsilon")
     log_std_init: float = Field(
         0.0, ge=-20, le=2, description="log standard deviation of continuous actions at the start"
@@ -128,16 +132,16 @@ class PPO(Algorithm):
         for minibatch in self._minibatches(samples):
             seen.append(self._gradient(minibatch, clip_range))
             # Reading the estimate waits for the device, so it is read only where it decides.
-            if hyper.target_kl and float(seen[-1][2]) > KL_MARGIN * hyper.target_kl:
+            if hyper.target_kl and float(seen[-1][KL]) > KL_MARGIN * hyper.target_kl:
                 break
             self.optimizer.step(learning_rate)
             steps += 1
-        metrics = named(METRICS, namespace(samples.obs).stack(seen).mean(0))
-        loss = metrics["policy_loss"] + hyper.value_coef * metrics["value_loss"]
-        metrics["loss"] = loss - hyper.entropy_coef * metrics["entropy"]
-        explained = explained_variance(samples.value, samples.returns)
-        explained = torch.as_tensor(explained, dtype=torch.float32)
-        return UpdateResult(metrics | {"explained_variance": explained}, steps)
+        xp = namespace(samples.obs)
+        numbers = xp.stack(seen).mean(0)
+        loss = numbers[0] + hyper.value_coef * numbers[1] - hyper.entropy_coef * numbers[4]
+        more = xp.stack([loss, explained_variance(samples.value, samples.returns)])
+        names = (*METRICS, "loss", "explained_variance")
+        return UpdateResult(Metrics(names, xp.concatenate([numbers, more])), steps)
 
     def _samples(self, rollout: Rollout) -> Samples:
         """The valid rows with the old policy's view of them, values and advantages."""

@@ -49,6 +49,11 @@ def _numbers(count: int) -> np.ndarray:
     return np.arange(count)
 
 
+@lru_cache(maxsize=64)
+def _averaging(count: int) -> np.ndarray:
+    return np.full(count, 1 / count, np.float32)
+
+
 def rows_of(x: Array) -> Array:
     """The numbers of the rows of `x`, to pick one entry of each: `x[rows_of(x), index]`."""
     if isinstance(x, np.ndarray):
@@ -58,7 +63,9 @@ def rows_of(x: Array) -> Array:
 
 def row_max(x: Array) -> Array:
     """The largest entry of each row: [B, A] gives [B]."""
-    return np.maximum.reduce(x, 1) if isinstance(x, np.ndarray) else x.amax(1)
+    if isinstance(x, np.ndarray):
+        return np.maximum.reduce(x.T.copy(), 0)  # NumPy is slow along a short last axis
+    return x.amax(1)
 
 
 def add_up(x: Array, *, out: Array) -> None:
@@ -73,8 +80,7 @@ def means(*vectors: Array) -> Array:
     """The mean of each vector, as one vector."""
     if isinstance(vectors[0], torch.Tensor):
         return torch.stack(vectors).mean(1)
-    count = len(vectors[0])
-    return np.add.reduce(np.concatenate(vectors).reshape(-1, count), 1) / np.float32(count)
+    return np.array(vectors) @ _averaging(len(vectors[0]))
 
 
 def as_float(x: Array) -> Array:
@@ -84,18 +90,17 @@ def as_float(x: Array) -> Array:
 
 def like(tensor: torch.Tensor, x: Array) -> Array:
     """The numbers of a tensor without a gradient, as an array if `x` is one."""
-    return tensor.detach().cpu().numpy() if isinstance(x, np.ndarray) else tensor.detach()
+    return on_host(tensor) if isinstance(x, np.ndarray) else tensor.detach()
+
+
+def on_host(x: Array) -> np.ndarray:
+    """As an array, wherever it is."""
+    return x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else x
 
 
 def constant(x: Array) -> Array:
     """The same numbers, without a gradient."""
     return x.detach() if isinstance(x, torch.Tensor) else x
-
-
-def named(names: tuple[str, ...], values: Array) -> dict[str, torch.Tensor]:
-    """A vector as 0-d tensors by name."""
-    tensor = values.detach() if isinstance(values, torch.Tensor) else torch.from_numpy(values)
-    return dict(zip(names, tensor.unbind(), strict=True))
 
 
 def log_softmax(x: Array) -> Array:

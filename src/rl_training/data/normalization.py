@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 
+from rl_training.data.arrays import Array, on_host
 from rl_training.data.types import Batch, Rollout
 
 OBSERVATIONS = frozenset({"obs", "next_obs", "bootstrap_obs"})
@@ -51,7 +52,7 @@ class RunningMoments:
 class Normalizer(Protocol):
     """Normalises observations for acting (arrays) and for updates (tensors)."""
 
-    def observe(self, obs: np.ndarray, valid: np.ndarray) -> None:
+    def observe(self, obs: Array, valid: Array) -> None:
         """Take the valid rows of training experience into account; not called by evaluations."""
 
     def array(self, obs: np.ndarray) -> np.ndarray:
@@ -70,7 +71,7 @@ class Normalizer(Protocol):
 class NoNormalizer:
     """Leaves observations as they are."""
 
-    def observe(self, obs: np.ndarray, valid: np.ndarray) -> None:
+    def observe(self, obs: Array, valid: Array) -> None:
         """Nothing to learn."""
 
     def array(self, obs: np.ndarray) -> np.ndarray:
@@ -100,9 +101,9 @@ class ObservationNormalizer:
         self._shift = self._moments.mean.astype(np.float32)
         self._scale = (1 / np.sqrt(self._moments.variance + EPS)).astype(np.float32)
 
-    def observe(self, obs: np.ndarray, valid: np.ndarray) -> None:
+    def observe(self, obs: Array, valid: Array) -> None:
         """Take the valid rows into account."""
-        self._moments.add(obs[valid])
+        self._moments.add(on_host(obs[valid]))
         self._refresh()
 
     def array(self, obs: np.ndarray) -> np.ndarray:

@@ -123,9 +123,9 @@ class ReplayBuffer:
             return
         envs = slice(None) if count == self.num_envs else np.flatnonzero(step.valid)
         here = self._head[envs]
-        if np.count_nonzero(first := step.first[envs]):
+        if np.count_nonzero(first := step.first[envs]) or self._empty:
             # A new episode leaves the row with the last observation of the one before it alone.
-            here = np.where(first, self._after(here, envs), here)
+            here = np.where(first | self._empty, self._after(here, envs), here)
             self._obs[here] = step.obs[envs]
         # Elsewhere the row holds the observation already: it was the last step's successor.
         there = self._after(here, envs)

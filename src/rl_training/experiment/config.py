@@ -175,13 +175,13 @@ class TrainConfig(ConfigModel):
     )
     threads: Literal["auto"] | Annotated[int, Field(ge=1, le=1024)] = Field(
         "auto",
-        description="CPU threads; with one, small networks are computed by NumPy, with more by "
-        "torch; auto takes one where more would not help",
+        description="CPU threads; with one, packaged networks are computed by NumPy, with more by "
+        "torch; auto takes one where more would not help, and for your own network torch's default",
     )
     execution: Literal["eager", "compiled", "auto"] = Field(
         "eager",
         description="compiled runs the gradient steps through torch.compile; auto does so for runs "
-        f"of {COMPILE_FROM_UPDATES} updates and more",
+        f"of {COMPILE_FROM_UPDATES} updates and more, unless NumPy computes them, which is faster",
     )
     env_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="keyword arguments of the environment"

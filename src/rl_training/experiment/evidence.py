@@ -6,14 +6,15 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rl_training.errors import ConfigError, RunError, UsageError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.config_loading import find_config, packaged_configs
 from rl_training.experiment.evidence_card import (
+    CARDS,
     Card,
     Evaluation,
-    SeedRecord,
     read_card,
     write_card,
 )
@@ -27,17 +28,16 @@ from rl_training.experiment.evidence_plan import (
 from rl_training.experiment.evidence_record import (
     RUNS,
     Report,
+    Trained,
     figures_of,
     joined,
     joined_versions,
     recorded,
-    this_machine,
     trained,
 )
 from rl_training.experiment.manager import ExperimentManager, parse_seeds
 from rl_training.experiment.registry import resolve_config
 
-CARDS = Path("evidence")
 RELATIVE_TOLERANCE = 0.05
 
 
@@ -75,8 +75,7 @@ def make_card(
     config = subject.config.with_changes(output_dir=str(runs / "evidence"), run_name=None)
     manager = ExperimentManager(config, subject.seeds, jobs=jobs, report=report)
     report(f"{subject.name}: the seeds run in {manager.directory}")
-    records, date = trained(manager, fresh=fresh)
-    card = _card(subject, records, date)
+    card = _card(subject, trained(manager, fresh=fresh))
     write_card(path, card)
     draw_card(card, path.with_suffix(".png"))
     return path
@@ -87,14 +86,18 @@ def missing_cards(output: Path = CARDS) -> list[str]:
     return [name for name in planned_cards() if not (output / f"{name}.json").exists()]
 
 
-def is_current(card: Card) -> bool:
-    """Whether the packaged configuration is still the one of the card, seeds included."""
-    plan = planned_cards().get(card.config)
-    if plan is not None and plan.seed_numbers != card.seed_numbers:
-        return False
+def outdated(card: Card) -> str:
+    """What the packaged configuration of that name, or its plan, has otherwise; empty if nothing.
+
+    A card of a configuration that is not packaged cannot be out of date.
+    """
     if card.config not in packaged_configs():
-        return True
-    return _same_configuration(card, resolve_config(card.config).config)
+        return ""
+    plan = planned_cards().get(card.config)
+    changed = _differences(card, resolve_config(card.config).config)
+    if plan is not None and plan.seed_numbers != card.seed_numbers:
+        changed.append("seeds")
+    return ", ".join(changed)
 
 
 def _subject(name: str, seeds: str | None, settings: Sequence[str], *, default: bool) -> Subject:
@@ -113,7 +116,11 @@ def _subject(name: str, seeds: str | None, settings: Sequence[str], *, default: 
             "planned seeds, which are those of a call without --seeds: give another directory with "
             "--output for this card"
         )
-    words = [find_config(name).name if not packaged else name, "--seeds", seeds_text(chosen)]
+    given = name if packaged else find_config(name).name
+    if settings:  # what the plan says, it says of the packaged settings
+        note = f"The settings are not those of {given}: {', '.join(settings)}."
+        plan = PlannedCard(seeds=plan.seeds, note=note)
+    words = [given, "--seeds", seeds_text(chosen)]
     words += [word for setting in settings for word in ("--set", setting)]
     if not packaged:
         name = f"{loaded.config.algo}/{find_config(name).stem}"
@@ -121,13 +128,14 @@ def _subject(name: str, seeds: str | None, settings: Sequence[str], *, default: 
     return Subject(name=name, config=loaded.config, seeds=chosen, plan=plan, command=command)
 
 
-def _card(subject: Subject, records: tuple[SeedRecord, ...], date: str) -> Card:
+def _card(subject: Subject, outcome: Trained) -> Card:
+    records = outcome.records
     figures = figures_of([record.return_mean for record in records])
     tolerance = subject.plan.tolerance
     return Card(
         config=subject.name,
         command=subject.command,
-        date=date,
+        date=outcome.date,
         budget=subject.config.total_timesteps,
         evaluation=Evaluation(episodes=subject.config.final_eval_episodes, deterministic=True),
         figures=figures,
@@ -136,7 +144,7 @@ def _card(subject: Subject, records: tuple[SeedRecord, ...], date: str) -> Card:
         note=subject.plan.note,
         seeds=records,
         configuration=recorded(subject.config),
-        machine=this_machine(),
+        machine=outcome.machine,
         commit=joined(record.commit for record in records),
         versions=joined_versions(record.versions for record in records),
     ).sealed()
@@ -146,16 +154,27 @@ def _refuse_other_card(path: Path, subject: Subject) -> None:
     if not path.exists():
         return
     card = read_card(path)
-    if card.seed_numbers != subject.seeds or not _same_configuration(card, subject.config):
+    if card.seed_numbers != subject.seeds or _differences(card, subject.config):
         raise RunError(
             f"{path} is the card of another configuration or of other seeds: delete it to replace "
             "it, or give another directory with --output"
         )
 
 
-def _same_configuration(card: Card, config: TrainConfig) -> bool:
+def _differences(card: Card, config: TrainConfig) -> list[str]:
+    """The keys in which the card's configuration is another."""
     try:
         # Resolved, so that a key that is newer than the card has its default.
-        return recorded(resolve_config(card.configuration).config) == recorded(config)
+        old = _flat(recorded(resolve_config(card.configuration).config))
     except ConfigError:
-        return False
+        return ["keys that there are no more"]
+    new = _flat(recorded(config))
+    absent = object()
+    return [key for key in {**new, **old} if new.get(key, absent) != old.get(key, absent)]
+
+
+def _flat(configuration: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a configuration, those of the algorithm beside the others."""
+    hyper = configuration["algo_kwargs"]
+    top = {key: value for key, value in configuration.items() if key != "algo_kwargs"}
+    return {**top, **{f"algo_kwargs.{key}": value for key, value in hyper.items()}}

@@ -15,8 +15,10 @@ from typing_extensions import Self
 
 from rl_training.errors import RunError
 from rl_training.experiment.config_base import ConfigModel
+from rl_training.experiment.config_loading import packaged_configs
 from rl_training.experiment.files import parse_json, save_error, write_atomic
 
+CARDS = Path("evidence")
 FORMAT = 1
 _WIDTH = 160
 
@@ -82,11 +84,15 @@ class Figures(ConfigModel):
 
 
 class Machine(ConfigModel):
-    """Where the seeds were trained; it carries no host name."""
+    """Where the seeds were trained; it carries no host name.
+
+    If that was not, or not only, where the card was made, `cores` and `platform` hold all values,
+    separated by a comma, and what the runs do not record is said to be not recorded.
+    """
 
     cpu: str
-    cores: int
-    cores_usable: int
+    cores: int | str
+    cores_usable: int | str
     memory: str
     platform: str
 
@@ -146,20 +152,35 @@ def read_card(path: Path) -> Card:
     except OSError as error:
         raise RunError(f"{path} cannot be read ({error.strerror}): check the path") from error
     except ValueError as error:
-        raise RunError(f"{path} is no evidence card ({error}); {_ADVICE}") from error
+        raise RunError(f"{path} is no evidence card ({error}): {_advice(path)}") from error
     if not isinstance(values, dict) or "format" not in values:
-        raise RunError(f"{path} is no evidence card: expected a JSON object with a format")
+        raise RunError(
+            f"{path} is no evidence card (expected a JSON object with a format): {_advice(path)}"
+        )
     if values["format"] != FORMAT:
         raise RunError(
             f"{path} is a card of format {values['format']!r}, expected {FORMAT}: read it with the "
-            "version of rl-training that wrote it"
+            f"version of rl-training that wrote it, or {_advice(path)}"
         )
     if values.get("digest") != _digest(values):
-        raise RunError(f"{path} was changed after it was written: its digest differs; {_ADVICE}")
+        raise RunError(
+            f"{path} was changed after it was written, its digest differs: {_advice(path)}"
+        )
     try:
         return Card(**values)
     except ValidationError as error:
-        raise RunError(f"{path} is no evidence card ({error}); {_ADVICE}") from error
+        wrong = f"{path} is no evidence card ({whats_wrong(error)})"
+        raise RunError(f"{wrong}: {_advice(path)}") from error
+
+
+def whats_wrong(error: Exception) -> str:
+    """What an error says, in one line: of a validation error, the first mistake."""
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def read_cards(folder: Path) -> dict[str, Card]:
@@ -168,7 +189,11 @@ def read_cards(folder: Path) -> dict[str, Card]:
     return {path.relative_to(folder).with_suffix("").as_posix(): read_card(path) for path in paths}
 
 
-_ADVICE = "cards are made by `rl-training evidence run`, never by hand: restore it or make it anew"
+def _advice(path: Path) -> str:
+    name, command = f"{path.parent.name}/{path.stem}", "the command that made it"
+    if path.parent.parent.name == CARDS.name and name in packaged_configs():
+        command = f"`rl-training evidence run {name}`"
+    return f"restore it, or delete it, then run {command} again"
 
 
 def _digest(values: dict[str, Any]) -> str:

@@ -57,28 +57,44 @@ def _draw_curves(axes: Axes, card: Card) -> None:
     rows = [[curve[step] for curve in points] for step in steps]
     for index, curve in enumerate(points):
         label = "each seed" if index == 0 else None
+        marker = "o" if len(curve) == 1 else None  # a line through one point is not seen
         axes.plot(
-            list(curve), list(curve.values()), color=_OURS, alpha=0.35, linewidth=0.9, label=label
+            list(curve),
+            list(curve.values()),
+            color=_OURS,
+            alpha=0.35,
+            lw=0.9,
+            ms=4,
+            marker=marker,
+            clip_on=marker is None,
+            label=label,
         )
-    low, high = zip(*(bootstrap_interval(row) for row in rows), strict=True)
-    axes.fill_between(steps, low, high, color=_OURS, alpha=0.15, linewidth=0, label="95 % interval")
-    middle = [interquartile_mean(row) for row in rows]
-    label = f"interquartile mean of {len(points)} seeds"
-    axes.plot(steps, middle, "o-", color=_OURS, lw=2.2, ms=4, clip_on=False, label=label)
+    if steps:
+        _draw_middle(axes, steps, rows)
     if card.published is not None:
         label = f"published: {card.published.return_mean:g} after {card.published.steps:,} steps"
         axes.axhline(card.published.return_mean, color=_THEIRS, linestyle="--", label=label)
 
 
+def _draw_middle(axes: Axes, steps: list[int], rows: list[list[float]]) -> None:
+    """The figures at the steps that all seeds share, a row of returns for each."""
+    low, high = zip(*(bootstrap_interval(row) for row in rows), strict=True)
+    width = 0 if len(steps) > 1 else 8  # of the edge, all there is of a single step
+    label = "95 % interval"
+    axes.fill_between(steps, low, high, color=_OURS, alpha=0.15, linewidth=width, label=label)
+    middle = [interquartile_mean(row) for row in rows]
+    label = f"interquartile mean of {len(rows[0])} seeds"
+    axes.plot(steps, middle, "o-", color=_OURS, lw=2.2, ms=4, clip_on=False, label=label)
+
+
 def _draw_frame(axes: Axes, card: Card) -> None:
     configuration = card.configuration
-    axes.set_title(
-        f"{configuration['algo'].upper()} on {configuration['env_id']}", loc="left", fontsize=13
-    )
+    title = f"{configuration['algo'].upper()} on {configuration['env_id']} ({card.config})"
+    axes.set_title(title, loc="left", fontsize=13)
     axes.set_xlabel("environment steps")
     axes.set_ylabel("mean evaluation return")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.set_xlim(0, max(card.budget, card.seeds[0].steps))
+    axes.set_xlim(0, max(card.budget, *(seed.steps for seed in card.seeds)))
     axes.grid(axis="y", color="#dddddd", linewidth=0.8)
     axes.set_axisbelow(True)
     for side in ("top", "right"):

@@ -6,16 +6,23 @@ import json
 import os
 import platform
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rl_training.data.memory import format_bytes
 from rl_training.errors import RunError
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.evidence_card import Curve, Figures, Machine, SeedRecord
+from rl_training.experiment.evidence_card import (
+    Curve,
+    Figures,
+    Machine,
+    SeedRecord,
+    whats_wrong,
+)
 from rl_training.experiment.experiment_result import ExperimentResult, SeedResult
 from rl_training.experiment.files import remove
-from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.logging import METRICS_NAME, read_metrics
 from rl_training.experiment.manager import ExperimentInterrupted, ExperimentManager
 from rl_training.experiment.run_metadata import collect_metadata
 from rl_training.experiment.runs import METADATA_NAME, RunLock, is_locked
@@ -26,6 +33,17 @@ Report = Callable[[str], None]
 
 _CPUINFO = Path("/proc/cpuinfo")
 _NOT_RECORDED = ("seed", "output_dir", "run_name")
+_NEEDED = {"started_at", "device", "threads", "python", "packages", "platform", "cpu_count"}
+_UNKNOWN = "not recorded"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What became of the seeds; `date` is that of the session that began last."""
+
+    records: tuple[SeedRecord, ...]
+    date: str
+    machine: Machine
 
 
 def recorded(config: TrainConfig) -> dict[str, Any]:
@@ -42,8 +60,8 @@ def figures_of(returns: Sequence[float]) -> Figures:
     )
 
 
-def trained(manager: ExperimentManager, *, fresh: bool) -> tuple[tuple[SeedRecord, ...], str]:
-    """Run what is left of an experiment, or all of it; its records and the date of the latest.
+def trained(manager: ExperimentManager, *, fresh: bool) -> Trained:
+    """Run what is left of an experiment, or all of it.
 
     Seeds that another commit or other versions trained are kept, and reported as such.
     """
@@ -54,7 +72,9 @@ def trained(manager: ExperimentManager, *, fresh: bool) -> tuple[tuple[SeedRecor
     except ExperimentInterrupted:
         manager.report("interrupted; the same command, without --fresh, goes on from here")
         raise
-    records = _seed_records(result, manager.config)
+    _refuse_unfinished(result)
+    records = tuple(_seed_record(seed, manager.config) for seed in result.seeds)
+    sessions = [session for seed in result.seeds for session in _sessions(seed)]
     now = _code_now()
     for record in records:
         was = {"commit": record.commit, **record.versions}
@@ -64,11 +84,11 @@ def trained(manager: ExperimentManager, *, fresh: bool) -> tuple[tuple[SeedRecor
                 f"{', '.join(f'{k} {v}' for k, v in now.items() if was.get(k) != v)}. --fresh "
                 "trains all seeds anew"
             )
-    return records, _latest_session(result)
+    latest = max(session["started_at"] for session in sessions)
+    return Trained(records, latest[:10], _machine_of(sessions))
 
 
-def _seed_records(result: ExperimentResult, config: TrainConfig) -> tuple[SeedRecord, ...]:
-    """A record per seed; a RunError unless every seed was trained to the end and evaluated."""
+def _refuse_unfinished(result: ExperimentResult) -> None:
     unfinished = [
         f"seed {seed.seed} {seed.status}" for seed in result.seeds if seed.status != "finished"
     ]
@@ -78,13 +98,6 @@ def _seed_records(result: ExperimentResult, config: TrainConfig) -> tuple[SeedRe
             f"reported; see the logs in {result.directory}. The same command again runs what is "
             "left"
         )
-    return tuple(_seed_record(seed, config) for seed in result.seeds)
-
-
-def _latest_session(result: ExperimentResult) -> str:
-    """The date on which the last of the seeds' sessions began."""
-    sessions = [session for seed in result.seeds for session in _sessions(seed)]
-    return str(max(session["started_at"] for session in sessions))[:10]
 
 
 def _code_now() -> dict[str, str]:
@@ -118,6 +131,23 @@ def this_machine() -> Machine:
     )
 
 
+def _machine_of(sessions: Sequence[dict[str, Any]]) -> Machine:
+    """This machine if the sessions ran here; of any other, only what the sessions recorded.
+
+    A session records its system and its count of cores, so these tell one machine from another.
+    """
+    here = this_machine()
+    if all((s["platform"], s["cpu_count"]) == (here.platform, here.cores) for s in sessions):
+        return here
+    return Machine(
+        cpu=_UNKNOWN,
+        cores=joined(str(session["cpu_count"]) for session in sessions),
+        cores_usable=_UNKNOWN,
+        memory=_UNKNOWN,
+        platform=joined(session["platform"] for session in sessions),
+    )
+
+
 def _discard(directory: Path) -> None:
     if not directory.exists():
         return
@@ -128,12 +158,23 @@ def _discard(directory: Path) -> None:
 
 
 def _seed_record(seed: SeedResult, config: TrainConfig) -> SeedRecord:
+    """The record in a seed's run directory; a RunError if a file there is damaged or partial."""
+    try:
+        return _read_record(seed, config)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"seed {seed.seed} cannot be reported ({whats_wrong(error)}): delete {seed.run_dir}, "
+            "then run the same command again, which trains this seed anew"
+        ) from error
+
+
+def _read_record(seed: SeedResult, config: TrainConfig) -> SeedRecord:
     summary, sessions = seed.summary, _sessions(seed)
     steps, mean = summary["global_step"], summary["eval_return_mean"]
     if steps < config.total_timesteps or mean is None:
-        raise RunError(
-            f"seed {seed.seed} ended at step {steps} of {config.total_timesteps} with the return "
-            f"{mean}: expected a whole run with a final evaluation; --fresh runs the seeds anew"
+        raise ValueError(
+            "expected a whole run with a final evaluation, found its end at step "
+            f"{steps} of {config.total_timesteps} with the return {mean}"
         )
     return SeedRecord(
         seed=seed.seed,
@@ -153,17 +194,25 @@ def _seed_record(seed: SeedResult, config: TrainConfig) -> SeedRecord:
 
 def _curve(run_dir: Path) -> Curve:
     key = "eval/return_mean"
-    rows = [row for row in read_metrics(run_dir) if row.get(key) is not None]
+    try:
+        rows = [row for row in read_metrics(run_dir) if row.get(key) is not None]
+    except RunError as error:
+        # Its advice, to delete a line, would leave a curve with a gap.
+        raise ValueError(str(error).rpartition(": ")[0]) from error
+    if not rows:
+        raise ValueError(f"{METRICS_NAME} holds no evaluation")
     steps, returns = [row["global_step"] for row in rows], [row[key] for row in rows]
     return Curve(steps=tuple(steps), returns=tuple(returns))
 
 
 def _sessions(seed: SeedResult) -> list[dict[str, Any]]:
-    path = _directory(seed) / METADATA_NAME
+    text = (_directory(seed) / METADATA_NAME).read_text(encoding="utf-8")
     try:
-        sessions: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["sessions"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{path} is damaged ({error}): --fresh trains the seeds anew") from error
+        sessions: list[dict[str, Any]] = json.loads(text)["sessions"]
+        if missing := sorted({key for session in sessions for key in _NEEDED - session.keys()}):
+            raise KeyError(", ".join(missing))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{METADATA_NAME} is damaged: {whats_wrong(error)}") from error
     return sessions
 
 

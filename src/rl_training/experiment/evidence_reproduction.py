@@ -69,7 +69,7 @@ def reproduce(
     compared = (directory / COMPARED_NAME).exists()
     manager = ExperimentManager(config, chosen, jobs=jobs, directory=directory, report=report)
     report(f"{card.config}: the seeds run in {directory}")
-    records, _ = trained(manager, fresh=fresh or compared)
+    records = trained(manager, fresh=fresh or compared).records
     old = {record.seed: record for record in card.seeds}
     outcome = compare(card, tuple(old[seed] for seed in chosen), records)
     write_json(directory / COMPARED_NAME, _comparison(card, outcome))

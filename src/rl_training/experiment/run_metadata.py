@@ -41,7 +41,7 @@ def collect_metadata(
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu_count": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        **_git_state(Path.cwd()),
+        **git_state(Path.cwd()),
         **_package_git_state(),
         **extra,
     }
@@ -77,7 +77,7 @@ def _package_versions() -> dict[str, str]:
     return versions
 
 
-def _git_state(folder: Path, *, below: str = ":/") -> dict[str, Any]:
+def git_state(folder: Path, *, below: str = ":/") -> dict[str, Any]:
     """Commit of the checkout a folder lies in, and whether files `below` differ from it.
 
     Empty if there is no checkout.
@@ -99,7 +99,7 @@ def _package_git_state() -> dict[str, Any]:
     except (OSError, subprocess.SubprocessError):
         return {}
     # What else lies in the checkout, such as results, is not the package.
-    state = _git_state(here.parents[1], below=".")
+    state = git_state(here.parents[1], below=".")
     return {f"package_{key}": value for key, value in state.items()}
 
 

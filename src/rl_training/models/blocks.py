@@ -18,7 +18,7 @@ PullBack = Callable[[Array], None]
 """From the gradient of an output to the gradients of the parameters, written into their `grad`."""
 
 Activation = Literal["relu", "tanh"]
-_ZEROS = np.zeros(65_536, np.float32)
+_ZEROS = np.zeros(262_144, np.float32)
 
 
 class MLP(nn.Module):
@@ -83,7 +83,10 @@ class MLP(nn.Module):
         if isinstance(x, np.ndarray):
             if self._activation == "tanh":
                 return np.tanh(x, out=x)
-            return np.maximum(x, _ZEROS[: x.shape[1]], out=x)  # twice as fast as with one zero
+            # A zero for each entry is three times as fast as one zero for all.
+            whole = x.size <= _ZEROS.size
+            zeros = _ZEROS[: x.size].reshape(x.shape) if whole else _ZEROS[: x.shape[1]]
+            return np.maximum(x, zeros, out=x)
         return torch.relu_(x) if self._activation == "relu" else torch.tanh_(x)
 
     def _values_for(self, x: Array) -> Sequence[tuple[Array, Array]]:

@@ -1,4 +1,4 @@
-"""Whether a run's gradient steps are compiled."""
+"""Whether a run's gradient steps are compiled, and whether one thread is enough for them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rl_training.experiment.config import (
     OnPolicyHyperParameters,
     TrainConfig,
 )
+from rl_training.runtime.threads import add_threads_for
 
 logger = logging.getLogger("rl_training")
 
@@ -31,12 +32,15 @@ def set_execution(
 ) -> None:
     """Compile the algorithm's gradient steps if the run is to; a resumed run stays as it was.
 
-    Without a working compiler the run is eager, and says so.
+    `threads: auto` is settled first. Without a working compiler the run is eager, and says so.
     """
+    if config.threads == "auto" and not (checkpoint and checkpoint.info.get("threads")):
+        add_threads_for(algorithm, hyper.batch_size)
     wanted = checkpoint.info.get("execution", "eager") if checkpoint else config.execution
     if wanted == "auto":
         long = planned_updates(hyper, config.total_timesteps, num_envs) >= COMPILE_FROM_UPDATES
-        wanted = "compiled" if long else "eager"
+        # Compiled steps take tensors; what learns on arrays is faster without.
+        wanted = "compiled" if long and not algorithm.learns_on_host else "eager"
     if wanted == "eager":
         return
     trouble = _compiler_trouble(algorithm.device)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def run_off_policy(run: TrainingRun) -> None:
     """Step, store, update as often as owed, until the run is over."""
     algorithm, buffer, progress = run.algorithm, run.buffer, run.progress
-    normalizer = run.agent.normalizer
+    normalizer, recent = run.agent.normalizer, run.recent_metrics
     while run.active:
         step = run.collector.step(run.explore)
         buffer.add(step)
@@ -25,5 +25,5 @@ def run_off_policy(run: TrainingRun) -> None:
             progress.updates += 1
             if result.priorities is not None:
                 buffer.update_priorities(batch.slots, result.priorities)
-            run.record(result.metrics)
+            recent.add(result.metrics)
         run.after_step()

@@ -22,8 +22,8 @@ def run_on_policy(run: TrainingRun) -> None:
             taken = rollout.take()
             result = algorithm.update(normalizer.batch(taken), progress.moment)
             # Only now: acting and updating on one rollout use the same statistics.
-            normalizer.observe(taken.obs.cpu().numpy(), taken.valid.cpu().numpy())
+            normalizer.observe(taken.obs, taken.valid)
             progress.updates += result.gradient_steps
-            run.record(result.metrics)
+            run.recent_metrics.add(result.metrics)
             run.check_finite()  # a policy that is not finite cannot be sampled from
         run.after_step()

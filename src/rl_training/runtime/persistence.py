@@ -37,6 +37,7 @@ def checkpoint_info(run: TrainingRun, *, exact: bool) -> dict[str, Any]:
         "resume_level": run.level,
         "exact": exact,
         "execution": run.algorithm.execution,
+        "device": str(run.algorithm.device),
         "threads": torch.get_num_threads(),
         "config": run.config.to_plain(),
     }
@@ -54,8 +55,7 @@ def restore_run(run: TrainingRun, checkpoint: Checkpoint) -> None:
     else:
         run.collector.load_envs(loop["envs"])
     _restore_callbacks(run, loop["callbacks"])
-    for name, values in loop["recent_metrics"].items():
-        run.recent_metrics[name].extend(values.to(run.algorithm.device))
+    run.recent_metrics.load_state_dict(loop["recent_metrics"], run.algorithm.device)
     run.extra_values.update(loop["extra_values"])
     run.best_return = _best_so_far(run, checkpoint, loop["best_return"])
     run.elapsed_before = loop["elapsed"]
@@ -87,7 +87,7 @@ def _loop_state(run: TrainingRun) -> dict[str, Any]:
         },
         "metrics_log": run.metrics_log.state_dict(),
         "extra_values": dict(run.extra_values),
-        "recent_metrics": {n: torch.stack(list(v)) for n, v in run.recent_metrics.items()},
+        "recent_metrics": run.recent_metrics.state_dict(),
         "best_return": run.best_return,
         "elapsed": run.elapsed,
         "generators": global_generator_state(),

@@ -34,7 +34,7 @@ def write_records(run: TrainingRun, checkpoint: Checkpoint | None) -> None:
             "execution": run.algorithm.execution,
         },
     )
-    resumed = None if checkpoint is None else resume_entry(checkpoint, run.config)
+    resumed = None if checkpoint is None else resume_entry(checkpoint, run.config, session)
     write_json(path, with_session(path, session, resumed))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ FREE_KEYS = frozenset(
         "threads",
     }
 )
+
+# What the last bits of a number depend on. A compiled run may have to go on eagerly.
+LAST_BITS = ("device", "threads", "execution")
 
 
 def checkpoint_to_resume(path: str | Path, config: TrainConfig) -> Checkpoint:
@@ -87,13 +91,22 @@ def home_of(checkpoint: Checkpoint) -> Path | None:
     return home if inside else None
 
 
-def resume_entry(checkpoint: Checkpoint, config: TrainConfig) -> dict[str, Any]:
-    """What metadata.json says about a resume."""
+def resume_entry(
+    checkpoint: Checkpoint, config: TrainConfig, session: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What metadata.json says about a resume; `session` is what it says about the new session."""
     planned = checkpoint.info["config"]["total_timesteps"]
     entry = {"checkpoint": checkpoint.path.name, "exact": checkpoint.info["exact"]}
     if planned != config.total_timesteps:
         # Schedules depend on the planned total: an extension is not an exact continuation.
         entry |= {"exact": False, "extended": {"from": planned, "to": config.total_timesteps}}
+    changed = {
+        key: {"from": checkpoint.info[key], "to": session[key]}
+        for key in LAST_BITS
+        if key in checkpoint.info and key in session and checkpoint.info[key] != session[key]
+    }
+    if changed:
+        entry |= {"exact": False, "changed": changed}
     return entry
 
 

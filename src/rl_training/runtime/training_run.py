@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rl_training.algorithms.base import Acting, Algorithm
+from rl_training.data.metrics import RecentMetrics
 from rl_training.data.types import PolicyState
 from rl_training.errors import NonFiniteError
 from rl_training.experiment.checkpointing import prune, write_checkpoint
@@ -37,8 +36,6 @@ from rl_training.runtime.seeding import (
 )
 
 logger = logging.getLogger("rl_training")
-
-RECENT_UPDATES = 100  # updates averaged in a log row
 
 
 @dataclass(kw_only=True)
@@ -68,9 +65,7 @@ class TrainingRun:
     started_at: float = field(default_factory=time.monotonic)
     speed: Speed = field(default_factory=Speed)
     extra_values: dict[str, float] = field(default_factory=dict)
-    recent_metrics: defaultdict[str, deque[Tensor]] = field(
-        default_factory=lambda: defaultdict(lambda: deque(maxlen=RECENT_UPDATES))
-    )
+    recent_metrics: RecentMetrics = field(default_factory=RecentMetrics)
 
     # What callbacks use.
 
@@ -187,11 +182,6 @@ class TrainingRun:
         self.agent.moment = self.progress.moment
         return self.agent.act(obs, state, first, explore=True)
 
-    def record(self, metrics: dict[str, Tensor]) -> None:
-        """Keep an update's metrics for the log; they are read at the log interval only."""
-        for name, value in metrics.items():
-            self.recent_metrics[name].append(value)
-
     def after_step(self) -> None:
         """Let every callback look at the run."""
         for callback in self.callbacks:
@@ -201,16 +191,15 @@ class TrainingRun:
 
     def check_finite(self) -> dict[str, float]:
         """Mean metrics of the recent updates; raises if one, or a weight, is not finite."""
-        values: dict[str, float] = {}
-        for name, recent in self.recent_metrics.items():
-            values[f"train/{name}"] = float(torch.stack(list(recent)).mean())
-            if not np.isfinite(values[f"train/{name}"]):
+        values = self.recent_metrics.means()
+        for name, value in values.items():
+            if not np.isfinite(value):
                 self._refuse(f"training metric {name!r}")
         for part, network in self.algorithm.networks().items():
             for name, parameter in network.named_parameters():
                 if not torch.isfinite(parameter).all():
                     self._refuse(f"weight {part}.{name}")
-        return values
+        return {f"train/{name}": value for name, value in values.items()}
 
     def lower_level(self, reason: str) -> None:
         """The environments can no longer be saved: say so, also in the run's record."""

@@ -1,0 +1,96 @@
+"""What updates report: numbers by name, and the means of the latest of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.data.arrays import Array, constant
+
+RECENT_UPDATES = 100  # updates averaged in a log row
+
+Names = tuple[str, ...]
+
+
+class Metrics(Mapping[str, Tensor]):
+    """Detached 0-d tensors by name, kept as the one vector they were computed as.
+
+    To take the vector apart costs more than to compute it, so that is done for those who ask.
+    """
+
+    __slots__ = ("names", "numbers")
+
+    def __init__(self, names: Names, numbers: Array) -> None:
+        if len(names) != len(numbers):
+            raise ValueError(f"expected {len(names)} numbers for {names}, found {len(numbers)}")
+        self.names = names
+        self.numbers = constant(numbers)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Tensor]) -> Metrics:
+        """The same, from any mapping."""
+        if isinstance(values, Metrics):
+            return values
+        return cls(tuple(values), torch.stack([torch.as_tensor(x) for x in values.values()]))
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.names:
+            raise KeyError(name)
+        return torch.as_tensor(self.numbers)[self.names.index(name)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __repr__(self) -> str:
+        return f"Metrics({ {name: float(value) for name, value in self.items()} })"
+
+
+class RecentMetrics:
+    """The metrics of the latest updates, left on their device until someone asks for the means.
+
+    Updates of different kinds may report different names.
+    """
+
+    def __init__(self) -> None:
+        self._recent: defaultdict[Names, deque[Array]] = defaultdict(
+            lambda: deque(maxlen=RECENT_UPDATES)
+        )
+
+    def add(self, metrics: Mapping[str, Tensor]) -> None:
+        """Keep one update's metrics."""
+        metrics = Metrics.of(metrics)
+        self._recent[metrics.names].append(metrics.numbers)
+
+    def means(self) -> dict[str, float]:
+        """The mean of each metric over the latest updates that reported it."""
+        columns: dict[str, list[np.ndarray]] = {}
+        for names, rows in self._stacked().items():
+            for name, column in zip(names, rows.cpu().numpy().T, strict=True):
+                columns.setdefault(name, []).append(column)
+        return {name: float(np.concatenate(found).mean()) for name, found in columns.items()}
+
+    def _stacked(self) -> dict[Names, Tensor]:
+        """A row per update."""
+        return {
+            names: torch.stack([torch.as_tensor(x) for x in recent])
+            for names, recent in self._recent.items()
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The latest numbers."""
+        found = self._stacked().items()
+        return {"groups": [{"names": list(names), "numbers": rows} for names, rows in found]}
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+        """Go on from saved numbers."""
+        self._recent.clear()
+        for group in state["groups"]:
+            self._recent[tuple(group["names"])].extend(group["numbers"].to(device))

@@ -1,0 +1,69 @@
+"""The evidence cards that come with the repository, against the configurations as they are now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_training.experiment.config_loading import packaged_configs
+from rl_training.experiment.evidence import outdated
+from rl_training.experiment.evidence_card import Card, read_card
+from rl_training.experiment.evidence_record import figures_of, recorded
+from rl_training.experiment.registry import resolve_config
+from test_evidence_card import make_card
+
+FOLDER = Path(__file__).resolve().parents[1] / "evidence"
+NAMES = [path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.glob("*/*.json")]
+
+
+def complaint(name: str, card: Card) -> str:
+    """What is wrong with the committed card of a name, and what to do; empty if nothing."""
+    if name not in packaged_configs():
+        return f"evidence/{name}.json: there is no packaged configuration {name}: delete the card"
+    changed = outdated(card)
+    if card.config != name or changed:
+        return (
+            f"evidence/{name}.json is of {card.config} and not as packaged now ({changed}): delete "
+            f"it, then run `rl-training evidence run {name}` and `python docs/generate.py`"
+        )
+    return ""
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_a_committed_card_is_of_the_packaged_configuration_as_it_is_now(name: str) -> None:
+    card = read_card(FOLDER / f"{name}.json")
+    assert not complaint(name, card), complaint(name, card)
+    assert card.budget == card.configuration["total_timesteps"]
+    assert card.figures == figures_of(card.returns)
+
+
+def card_of(name: str, **changes: Any) -> Card:
+    configuration = recorded(resolve_config(name).config)
+    hyper = configuration["algo_kwargs"] | changes.pop("algo_kwargs", {})
+    return make_card(
+        [1.0] * 5, config=name, configuration=configuration | changes | {"algo_kwargs": hyper}
+    )
+
+
+def test_a_changed_configuration_is_named_with_the_command_that_makes_the_card_anew() -> None:
+    name = "dqn/cartpole"
+    assert complaint(name, card_of(name)) == ""
+    card = card_of(name, total_timesteps=7, algo_kwargs={"n_step": 9})
+    assert outdated(card) == "total_timesteps, algo_kwargs.n_step"
+    assert complaint(name, card).endswith(
+        "(total_timesteps, algo_kwargs.n_step): delete it, then run `rl-training evidence run "
+        "dqn/cartpole` and `python docs/generate.py`"
+    )
+    assert "is of ppo/cartpole" in complaint(name, card_of("ppo/cartpole"))
+    assert "there is no packaged configuration dqn/none" in complaint("dqn/none", card)
+
+
+def test_other_seeds_and_lost_keys_are_changes_and_new_keys_with_their_default_are_not() -> None:
+    card = card_of("dqn/cartpole")
+    fewer = card.model_copy(update={"seeds": card.seeds[:3]})
+    assert outdated(fewer) == "seeds"
+    assert outdated(card_of("dqn/cartpole", once_a_key=1)) == "keys that there are no more"
+    older = {key: value for key, value in card.configuration.items() if key != "execution"}
+    assert outdated(card.model_copy(update={"configuration": older})) == ""

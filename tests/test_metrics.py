@@ -1,0 +1,55 @@
+"""Metrics: a vector that is a mapping, and the means of the latest ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from rl_training.data.metrics import RECENT_UPDATES, Metrics, RecentMetrics
+
+CPU = torch.device("cpu")
+
+
+def test_names_go_with_0_d_tensors_of_either_kind() -> None:
+    for values in (np.array([1.5, 2.5], np.float32), torch.tensor([1.5, 2.5], requires_grad=True)):
+        found = Metrics(("a", "b"), values)
+        assert {name: float(value) for name, value in found.items()} == {"a": 1.5, "b": 2.5}
+        for value in found.values():
+            assert value.ndim == 0
+            assert value.dtype == torch.float32
+            assert not value.requires_grad
+        assert len(found) == 2
+        assert "c" not in found
+        with pytest.raises(KeyError, match="c"):
+            found["c"]
+        with pytest.raises(ValueError, match=r"expected 1 numbers for .*, found 2"):
+            Metrics(("a",), values)
+
+
+def test_means_are_over_the_latest_updates_only() -> None:
+    recent = RecentMetrics()
+    for number in range(RECENT_UPDATES + 50):
+        recent.add(Metrics(("a", "b"), np.array([number, -1], np.float32)))
+    # 50 ... 149
+    assert recent.means() == {"a": 99.5, "b": -1.0}
+
+
+def test_updates_may_report_different_names() -> None:
+    recent = RecentMetrics()
+    recent.add({"critic": torch.tensor(1.0)})
+    recent.add({"critic": torch.tensor(2.0)})
+    recent.add({"critic": torch.tensor(6.0), "actor": torch.tensor(5.0)})
+    assert recent.means() == {"critic": 3.0, "actor": 5.0}
+
+
+def test_saved_numbers_go_on_where_they_stood() -> None:
+    recent, again = RecentMetrics(), RecentMetrics()
+    assert recent.means() == {}
+    for number in range(RECENT_UPDATES):
+        recent.add(Metrics(("a",), np.array([number], np.float32)))
+    again.add({"b": torch.tensor(1.0)})
+    again.load_state_dict(recent.state_dict(), CPU)
+    for either in (recent, again):
+        either.add(Metrics(("a",), np.array([RECENT_UPDATES], np.float32)))
+    assert again.means() == recent.means() == {"a": 50.5}
