@@ -50,16 +50,12 @@ class PPOConfig(OnPolicyHyperParameters):
     value_coef: float = Field(0.5, ge=0, le=1e6, description="weight of the value loss")
     entropy_coef: float = Field(0.0, ge=0, le=1e6, description="weight of the entropy bonus")
     normalize_advantages: bool = Field(True, description="in each minibatch, to mean 0 and std 1")
-    target_kl: float | None = Field(
-        None, gt=0, le=1e6, description="an update ends at 1.5 times this KL"
-    )
+    target_kl: float | None = Field(None, gt=0, le=1e6, description="updates end at 1.5 times it")
     max_grad_norm: float | None = Field(
-        0.5, gt=0, le=1e6, description="bound on its norm; null: none"
+        0.5, gt=0, le=1e6, description="bound on the norm of the gradient; null for none"
     )
     optimizer_eps: float = Field(1e-5, gt=0, le=1, description="Adam's epsilon")
-    log_std_init: float = Field(
-        0.0, ge=-20, le=2, description="log standard deviation of continuous actions at the start"
-    )
+    log_std_init: float = Field(0.0, ge=-20, le=2, description="of continuous actions, at first")
 
 
 class PPO(Algorithm):
