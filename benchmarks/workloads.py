@@ -184,7 +184,7 @@ W8 = PPOWorkload(
     warm_up=2 * 1024,
     timed=60 * 1024,
 )
-WORKLOADS: dict[str, Workload] = {w.name: w for w in (W1, W1B, W1S, W8)}
+WORKLOADS: dict[str, Workload] = {w.name: w for w in (W1, W1B, W1S, W2, W8)}
 _KINDS: dict[str, type[Workload]] = {
     kind.algorithm: kind for kind in (DQNWorkload, QRDQNWorkload, PPOWorkload)
 }

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from rl_training.runtime.spec import AlgorithmSpec, all_specs
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "rl_training"
@@ -45,7 +48,10 @@ def test_algorithm_files_stay_readable_in_one_sitting() -> None:
 
 @pytest.mark.parametrize("path", TRAINERS, ids=lambda path: path.stem)
 def test_trainer_modules_are_declarations_only(path: Path) -> None:
-    assert lines(path) < 40
+    module = import_module(f"rl_training.runtime.{path.stem}")
+    specs = [value for value in vars(module).values() if isinstance(value, AlgorithmSpec)]
+    assert specs
+    assert lines(path) < 30 + 10 * len(specs)
     control = (ast.If, ast.For, ast.While, ast.Try, ast.With, ast.FunctionDef, ast.IfExp)
     control += (ast.Lambda, ast.comprehension)
     found = [
@@ -86,8 +92,6 @@ def test_configs_exist_once_under_two_names() -> None:
 
 
 def test_every_algorithm_has_its_six_kinds_of_file() -> None:
-    from rl_training.runtime.spec import all_specs
-
     for name in all_specs():
         stem = {"drq_v2": "drqv2"}.get(name, name)
         assert (SOURCE / "algorithms" / f"{stem}.py").exists()

@@ -81,6 +81,25 @@ def test_a_softmax_of_large_numbers_stays_finite() -> None:
     assert arrays.log_softmax(logits).tolist() == [[0.0, -1e4, -2e4]]
 
 
+def test_a_softmax_is_the_exponential_of_its_logarithm() -> None:
+    logits = np.array([[0.0, np.log(3.0)], [1e4, -1e4]], np.float32)
+    for x in (logits, torch.from_numpy(logits)):
+        assert np.allclose(arrays.softmax(x), [[0.25, 0.75], [1.0, 0.0]])
+
+
+def test_values_add_up_at_their_index() -> None:
+    index, values = np.array([2, 0, 2]), np.array([1.0, 2.0, 4.0], np.float32)
+    for kind in (np.asarray, torch.from_numpy):
+        sums = arrays.sums_by_index(kind(index), kind(values), 4)
+        assert sums.tolist() == [2.0, 0.0, 5.0, 0.0]
+        assert str(sums.dtype).endswith("float32")
+
+
+def test_an_index_is_rounded_towards_zero() -> None:
+    for x in (np.array([0.0, 1.9, 2.0], np.float32), torch.tensor([0.0, 1.9, 2.0])):
+        assert arrays.as_index(x).tolist() == [0, 1, 2]
+
+
 def test_gradients_stop_where_a_constant_is_asked_for() -> None:
     weight = torch.ones(2, requires_grad=True)
     assert not arrays.constant(weight).requires_grad

@@ -34,6 +34,7 @@ from rl_training.runtime.env_check import (
     verdict,
 )
 from rl_training.runtime.env_play import Episode, Finding, Play, leaf_troubles, random_play
+from training import FAMILY
 
 QUICK = 0.1
 
@@ -159,7 +160,8 @@ def troubles(check: EnvCheck) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("env_id", "takes"), [("CartPole-v1", ["dqn", "ppo"]), ("Pendulum-v1", ["ppo"])]
+    ("env_id", "takes"),
+    [("CartPole-v1", ["c51", "dqn", "ppo", "qr_dqn"]), ("Pendulum-v1", ["ppo"])],
 )
 def test_a_good_environment_has_no_error_or_warning(env_id: str, takes: list[str]) -> None:
     check = check_environment(env_id, seconds=0.3)
@@ -445,6 +447,8 @@ def test_predicted_memory_and_time_are_those_of_the_buffer_and_the_speed() -> No
     # 4 observations of 4 bytes, an action of 8, reward and discount of 4 each, and a flag.
     assert by_name["dqn"].replay_bytes == 100_001 * (16 + 8 + 8 + 1)
     assert by_name["dqn"].replay_bytes == ReplayBuffer.predicted_bytes(spec, 100_000, 1)
+    for algo in FAMILY:
+        assert by_name[algo].replay_bytes == by_name["dqn"].replay_bytes
     assert by_name["ppo"].replay_bytes is None
     assert by_name["dqn"].env_seconds == {50_000: 2.5, 100_000: 5.0}
     text = fit_findings([by_name["dqn"]])[0].text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 from functools import partial
@@ -15,7 +16,8 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from rl_training import Callback, StopOnReturn, TrainConfig, train_dqn
+from rl_training import C51, QRDQN, Callback, StopOnReturn, TrainConfig, train_dqn
+from rl_training.api import ManagedAlgorithm
 from rl_training.errors import (
     ConfigError,
     EnvError,
@@ -103,6 +105,48 @@ def test_train_dqn_writes_checkpoint_metrics_and_summary(tmp_path: Path) -> None
     assert checkpoint.path == result.checkpoint_path
     assert checkpoint.env_steps == 240
     assert checkpoint.info["resume_level"] == "exact"
+
+
+def assert_trained(kind: type[ManagedAlgorithm], tmp_path: Path) -> ManagedAlgorithm:
+    """A run of the algorithm leaves what it should; the agent that is loaded from it."""
+    result = train_dqn(tiny_config(kind.algo_name, tmp_path))
+    names = {path.name.split(".")[0] for path in result.run_dir.iterdir()}
+    assert names >= {"config", "metadata", "metrics", "checkpoints", "summary", "events"}
+    assert result.updates == (240 - 20) // 2
+    rows = read_metrics(result.run_dir / "metrics.jsonl")
+    logged = [row for row in rows if "train/loss" in row]
+    assert [row["global_step"] for row in logged] == [50, 100, 150, 200]
+    names = {"train/loss", "train/q_value_mean", "train/target_mean", "train/td_error_mean"}
+    assert all(math.isfinite(row[name]) for row in logged for name in names)
+    assert all(row["train/loss"] > 0 for row in logged)
+    evaluations = [row["eval/return_mean"] for row in rows if "eval/return_mean" in row]
+    assert evaluations[-1] == result.eval_return_mean == np.mean(result.eval_returns)
+    assert find_checkpoint(result.run_dir).env_steps == result.global_step == 240
+    loaded = kind.load(result.run_dir)
+    assert loaded.evaluate(3).returns == result.eval_returns
+    return loaded
+
+
+OBSERVATIONS = np.random.default_rng(0).normal(0, 10, (50, 4)).astype(np.float32)
+
+
+def test_train_qr_dqn_writes_checkpoint_and_metrics(tmp_path: Path) -> None:
+    agent = assert_trained(QRDQN, tmp_path)
+    quantiles = agent._current_agent().algorithm.networks()["model"](torch.tensor(OBSERVATIONS))
+    assert quantiles.shape == (50, 2, 7)
+    best = quantiles.sum(-1).argmax(-1).tolist()
+    assert set(best) == {0, 1}  # or the comparison would say little
+    assert agent.predict(OBSERVATIONS)[0].tolist() == best
+
+
+def test_train_c51_writes_checkpoint_and_metrics(tmp_path: Path) -> None:
+    agent = assert_trained(C51, tmp_path)
+    logits = agent._current_agent().algorithm.networks()["model"](torch.tensor(OBSERVATIONS))
+    assert logits.shape == (50, 2, 11)
+    powers = logits.exp()
+    best = (powers @ torch.arange(0.0, 21.0, 2.0) / powers.sum(-1)).argmax(-1).tolist()
+    assert set(best) == {0, 1}
+    assert agent.predict(OBSERVATIONS)[0].tolist() == best
 
 
 def test_checkpoints_are_kept_as_many_as_asked_and_the_best_stays(tmp_path: Path) -> None:
@@ -202,7 +246,7 @@ def test_a_built_environment_that_cannot_be_built_again_needs_no_evaluation(
 
 
 def test_the_wrong_algorithm_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="algo: expected dqn, found 'ppo'"):
+    with pytest.raises(ConfigError, match="algo: expected dqn or qr_dqn or c51, found 'ppo'"):
         train_dqn(TrainConfig(algo="ppo", env_id="CartPole-v1", output_dir=tmp_path))
 
 
@@ -240,13 +284,14 @@ def test_nan_from_the_environment_stops_training_and_loses_nothing_of_it(
     assert str(caught.value).endswith(f"resume --checkpoint {run_dir}")
 
 
-def test_non_finite_weights_are_never_saved(tmp_path: Path) -> None:
+@pytest.mark.parametrize("algo", ["dqn", "qr_dqn", "c51"])
+def test_non_finite_weights_are_never_saved(algo: str, tmp_path: Path) -> None:
     class Break(Callback):
         def on_step(self, run: TrainingRun) -> None:
             if run.env_steps == 120:
                 next(run.algorithm.networks()["model"].parameters()).data[0] = float("inf")
 
-    config = tiny_config("dqn", tmp_path, checkpoint_interval=50, log_interval=1000)
+    config = tiny_config(algo, tmp_path, checkpoint_interval=50, log_interval=1000)
     with pytest.raises(
         NonFiniteError, match=r"at step 150 .*nothing non-finite was saved"
     ) as caught:

@@ -62,7 +62,7 @@ def test_loss_is_the_mean_huber_error_and_metrics_describe_it() -> None:
     batch = make_batch([0, 1], [1.0, 0.5], [0.9, 0.0])
     result = dqn_loss(Q, NEXT_Q, batch)
     assert_close(result.loss, torch.tensor((4.9 + 3.0) / 2))
-    assert_close(result.td_error, torch.tensor([5.4, 3.5]))
+    assert_close(result.priority, torch.tensor([5.4, 3.5]))
     expected = {"loss": 3.95, "q_value_mean": 2.5, "target_mean": 3.45, "td_error_mean": 4.45}
     assert set(result.metrics) == set(expected)
     for name, value in expected.items():

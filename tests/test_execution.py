@@ -28,7 +28,7 @@ from rl_training.runtime.execution import planned_updates
 from rl_training.runtime.result import TrainingInterrupted
 from rl_training.runtime.training_run import TrainingRun
 from toy_envs import CountingEnv
-from training import ALGORITHMS, StopAt, final_state, tiny_config
+from training import ALGORITHMS, FAMILY, OPTIONS, StopAt, final_state, tiny_config
 
 
 def test_planned_updates_of_replay_by_hand() -> None:
@@ -192,12 +192,21 @@ class Last(Callback):
         return self.result
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
-def test_a_compiled_update_is_the_eager_one(algo: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("algo", "options"),
+    [
+        *(pytest.param(algo, {}, id=algo) for algo in ALGORITHMS),
+        *(pytest.param(algo, OPTIONS, id=f"{algo}-all options") for algo in FAMILY),
+    ],
+)
+def test_a_compiled_update_is_the_eager_one(
+    algo: str, options: dict[str, Any], tmp_path: Path
+) -> None:
     compiled, eager = Last(), Last()
-    run_dir = train(tiny_config(algo, tmp_path, execution="compiled"), callbacks=[compiled]).run_dir
+    config = tiny_config(algo, tmp_path, algo_kwargs=options)
+    run_dir = train(config.with_changes(execution="compiled"), callbacks=[compiled]).run_dir
     assert recorded(run_dir) == "compiled"
-    train(tiny_config(algo, tmp_path), callbacks=[eager])
+    train(config, callbacks=[eager])
     assert compiled.algorithm.execution == "compiled"
     assert eager.algorithm.execution == "eager"
     eager.algorithm.load_state_dict(compiled.before)

@@ -15,19 +15,25 @@ from rl_training.runtime.training_run import TrainingRun
 
 ALGORITHMS = sorted(all_specs())
 
+# The value-based algorithms, and the options each of them has.
+FAMILY = ("dqn", "qr_dqn", "c51")
+OPTIONS: dict[str, Any] = {"double": True, "dueling": True, "n_step": 3, "prioritized": True}
+
+VALUE_BASED: dict[str, Any] = {
+    "hidden_sizes": [16],
+    "batch_size": 16,
+    "learning_starts": 20,
+    "replay_ratio": 0.5,
+    "target_update_interval": 25,
+    "buffer_size": 150,
+}
+ATOMS = {"num_atoms": 11, "v_min": 0.0, "v_max": 20.0}
+
 # An environment each algorithm can take, and settings that make it quick.
 TINY: dict[str, dict[str, Any]] = {
-    "dqn": {
-        "env_id": "CartPole-v1",
-        "algo_kwargs": {
-            "hidden_sizes": [16],
-            "batch_size": 16,
-            "learning_starts": 20,
-            "replay_ratio": 0.5,
-            "target_update_interval": 25,
-            "buffer_size": 150,
-        },
-    },
+    "dqn": {"env_id": "CartPole-v1", "algo_kwargs": VALUE_BASED},
+    "qr_dqn": {"env_id": "CartPole-v1", "algo_kwargs": VALUE_BASED | {"num_quantiles": 7}},
+    "c51": {"env_id": "CartPole-v1", "algo_kwargs": VALUE_BASED | ATOMS},
     "ppo": {
         "env_id": "CartPole-v1",
         "normalize_observations": True,

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rl_training.api.algorithms import DQN, PPO
+    from rl_training.api.algorithms import C51, DQN, PPO, QRDQN
     from rl_training.errors import RLTrainingError
     from rl_training.experiment.config import TrainConfig
     from rl_training.experiment.manager import ExperimentManager
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "C51",
     "DQN",
     "PPO",
+    "QRDQN",
     "Callback",
     "ExperimentManager",
     "RLTrainingError",
@@ -39,8 +41,10 @@ __all__ = [
 
 # Loaded on first use, so that `rl-training --help` does not wait for torch.
 _HOMES = {
+    "C51": "api.algorithms",
     "DQN": "api.algorithms",
     "PPO": "api.algorithms",
+    "QRDQN": "api.algorithms",
     "Callback": "runtime.callbacks",
     "ExperimentManager": "experiment.manager",
     "RLTrainingError": "errors",

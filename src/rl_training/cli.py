@@ -191,21 +191,21 @@ def predict(
     stochastic: Annotated[
         bool, typer.Option("--stochastic", help="Act as in training, exploring.")
     ] = False,
+    explain: Annotated[
+        Path | None,
+        typer.Option("--explain", help="Draw there what is expected of each action [report]."),
+    ] = None,
     device: DeviceOption = None,
     debug: DebugOption = False,
 ) -> None:
     """Print the action for an observation, as JSON."""
     with _reported(debug):
-        from rl_training.cli_show import input_lines, parse_observation
-        from rl_training.runtime.threads import threads
+        from rl_training.cli_predict import check_explain, show_actions
 
+        if explain is not None:
+            check_explain(explain, observation)
         managed = _load(checkpoint, best, device)
-        state: Any = None
-        with threads(managed.config):
-            for line in [observation] if observation is not None else input_lines():
-                obs, starts = parse_observation(line)
-                action, state = managed.predict(obs, state, starts, deterministic=not stochastic)
-                typer.echo(json.dumps({"action": action.tolist()}))
+        show_actions(managed, observation, stochastic=stochastic, explain=explain)
 
 
 @app.command("list")

@@ -1,7 +1,9 @@
 """The update classes: `from rl_training.algorithms import DQN`."""
 
 from rl_training.algorithms.base import UpdateResult
+from rl_training.algorithms.c51 import C51
 from rl_training.algorithms.dqn import DQN
 from rl_training.algorithms.ppo import PPO
+from rl_training.algorithms.qr_dqn import QRDQN
 
-__all__ = ["DQN", "PPO", "UpdateResult"]
+__all__ = ["C51", "DQN", "PPO", "QRDQN", "UpdateResult"]

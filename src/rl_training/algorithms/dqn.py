@@ -6,20 +6,20 @@ transitions, and a gradient-norm bound of 10.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import nn
 
-from rl_training.algorithms.base import UpdateResult
 from rl_training.algorithms.checks import check_network
 from rl_training.algorithms.functional.shapes import expect_shapes
 from rl_training.algorithms.functional.td import chosen, q_target
-from rl_training.algorithms.value_based import ValueBased, ValueBasedConfig
+from rl_training.algorithms.value_based import METRICS, LossResult, ValueBased
+from rl_training.algorithms.value_based_config import ValueBasedConfig
 from rl_training.data.arrays import Array, constant, means, namespace, rows_of
 from rl_training.data.metrics import Metrics
-from rl_training.data.types import Batch, EnvSpec, Moment
+from rl_training.data.types import Batch, EnvSpec
 
 
 class DQNConfig(ValueBasedConfig):
@@ -28,18 +28,6 @@ class DQNConfig(ValueBasedConfig):
     loss: Literal["huber", "mse"] = Field(
         "huber", description="of the temporal-difference error; mse is half its square"
     )
-
-
-METRICS = ("loss", "q_value_mean", "target_mean", "td_error_mean")
-
-
-class LossResult(NamedTuple):
-    """A loss, its gradient with respect to `q`, metrics, and the absolute error of each row."""
-
-    loss: Array
-    gradient: Array
-    metrics: Metrics
-    td_error: Array
 
 
 def dqn_loss(
@@ -85,22 +73,9 @@ class DQN(ValueBased):
     ) -> None:
         check_network(model, spec, (spec.num_actions,))
         super().__init__(model, hyper, spec, seed=seed, device=device)
-        self.hyper = hyper
+        self.kind = hyper.loss
 
-    def update(self, batch: Batch, moment: Moment) -> UpdateResult:
-        """One gradient step, then the target network if it is due."""
-        self.set_training(self.model, True)
-        with self.quietly():
-            result = self._gradient(self.to_learn_from(batch))
-            self.optimizer.step(self.learning_rate(moment))
-        self.target.update(moment)
-        return UpdateResult(result.metrics, priorities=result.td_error)
-
-    def _gradient(self, batch: Batch) -> LossResult:
-        """Leave the gradient of the batch's loss in the parameters."""
-        next_q = self.target.module(batch.next_obs)
-        selector = self.model(batch.next_obs) if self.hyper.double else None
-        q, pull_back = self.vjp(batch.obs)
-        result = dqn_loss(q, next_q, batch, selector=selector, kind=self.hyper.loss)
-        pull_back(result.gradient)
-        return result
+    def loss(self, output: Array, following: Array, selector: Array, batch: Batch) -> LossResult:
+        """`dqn_loss` of the kind that was asked for."""
+        selector = selector if self.hyper.double else None
+        return dqn_loss(output, following, batch, selector=selector, kind=self.kind)

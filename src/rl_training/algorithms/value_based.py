@@ -1,73 +1,40 @@
-"""What the value-based algorithms share: hyper-parameters, exploration, and greedy acting."""
+"""What the value-based algorithms share: exploration, greedy acting, and the update."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from typing import NamedTuple
+
 import numpy as np
 import torch
-from pydantic import Field, model_validator
 from torch import nn
-from typing_extensions import Self
 
-from rl_training.algorithms.base import Acting, Algorithm
+from rl_training.algorithms.base import Acting, Algorithm, UpdateResult
 from rl_training.algorithms.exploration import EpsilonGreedy
 from rl_training.algorithms.gradients import vjp_of
-from rl_training.algorithms.optimization import Optimizer, OptimizerName, TargetNetwork
+from rl_training.algorithms.optimization import Optimizer, TargetNetwork
+from rl_training.algorithms.value_based_config import TARGET_UPDATE_INTERVAL, ValueBasedConfig
 from rl_training.data.arrays import Array
-from rl_training.data.types import EnvSpec, Moment, PolicyState
-from rl_training.experiment.config import (
-    LearningRate,
-    OffPolicyHyperParameters,
-    Probability,
-    Schedule,
-    check,
-    scheduled_value,
-)
+from rl_training.data.metrics import Metrics
+from rl_training.data.types import Batch, EnvSpec, Moment, PolicyState
+from rl_training.experiment.config import scheduled_value
 
-TARGET_UPDATE_INTERVAL = 500
+METRICS = ("loss", "q_value_mean", "target_mean", "td_error_mean")
 
 
-class ValueBasedConfig(OffPolicyHyperParameters):
-    """Hyper-parameters of every algorithm that acts greedily on values."""
+class LossResult(NamedTuple):
+    """A loss, its gradient with respect to the network's output, metrics, and rows' priorities."""
 
-    learning_rate: LearningRate = Field(2.5e-4, description="step size of the optimiser")
-    replay_ratio: float = Field(
-        0.25, gt=0, le=1000, description="gradient steps per environment transition"
-    )
-    epsilon: Probability = Field(
-        Schedule(initial=1.0, final=0.05, fraction=0.1),
-        description="share of random actions while training",
-    )
-    double: bool = Field(False, description="choose the next action with the online network")
-    optimizer: OptimizerName = Field(
-        "adam", description="rmsprop is the centred one of the 2015 paper"
-    )
-    optimizer_eps: float = Field(
-        1e-8, gt=0, le=1, description="added to the denominator of the optimiser"
-    )
-    max_grad_norm: float | None = Field(
-        10.0, gt=0, le=1e6, description="bound on the norm of the gradient; null for none"
-    )
-    tau: float = Field(1.0, gt=0, le=1, description="1 copies the target network, less follows it")
-    target_update_interval: int | None = Field(
-        None,
-        ge=1,
-        le=10**12,
-        description=f"environment transitions between copies; null is {TARGET_UPDATE_INTERVAL}",
-    )
-
-    @model_validator(mode="after")
-    def _one_way_to_update_the_target(self) -> Self:
-        check(
-            self.tau == 1.0 or self.target_update_interval is None,
-            "tau < 1 moves the target network at every update; leave target_update_interval out",
-        )
-        return self
+    loss: Array
+    gradient: Array
+    metrics: Metrics
+    priority: Array
 
 
 class ValueBased(Algorithm):
     """An online network, its optimiser, a target network and epsilon-greedy exploration.
 
-    A subclass writes `update`, and `q_values` if its network gives more than Q-values.
+    A subclass writes `loss`, and `q_values` if its network gives more than Q-values.
     """
 
     def __init__(
@@ -92,7 +59,7 @@ class ValueBased(Algorithm):
         interval = hyper.target_update_interval or TARGET_UPDATE_INTERVAL
         self.target = TargetNetwork(self.model, self.optimizer, tau=hyper.tau, interval=interval)
         self.exploration = EpsilonGreedy(spec.num_actions, seed)
-        self._epsilon, self._learning_rate = hyper.epsilon, hyper.learning_rate
+        self.hyper = hyper
         self.parts = {
             "model": self.model,
             "target": self.target,
@@ -108,11 +75,11 @@ class ValueBased(Algorithm):
         """Share of random actions; all of them during warm-up."""
         if moment.warming_up:
             return 1.0
-        return scheduled_value(self._epsilon, moment.env_steps, moment.horizon)
+        return scheduled_value(self.hyper.epsilon, moment.env_steps, moment.horizon)
 
     def learning_rate(self, moment: Moment) -> float:
         """The optimiser's step size."""
-        return scheduled_value(self._learning_rate, moment.env_steps, moment.horizon)
+        return scheduled_value(self.hyper.learning_rate, moment.env_steps, moment.horizon)
 
     def schedules(self, moment: Moment) -> dict[str, float]:
         """Epsilon and the learning rate."""
@@ -138,3 +105,29 @@ class ValueBased(Algorithm):
         self.set_training(self.model, False)
         best: np.ndarray = self.q_values(self.output(self.model, obs)).argmax(-1)
         return best
+
+    def update(self, batch: Batch, moment: Moment) -> UpdateResult:
+        """One gradient step, then the target network if it is due."""
+        self.set_training(self.model, True)
+        with self.quietly():
+            result = self._gradient(self.to_learn_from(batch))
+            self.optimizer.step(self.learning_rate(moment))
+        self.target.update(moment)
+        return UpdateResult(result.metrics, priorities=result.priority)
+
+    def _gradient(self, batch: Batch) -> LossResult:
+        """Leave the gradient of the batch's loss in the parameters."""
+        following = self.target.module(batch.next_obs)
+        choosing = self.model(batch.next_obs) if self.hyper.double else following
+        output, pull_back = self.vjp(batch.obs)
+        result = self.loss(output, following, self.q_values(choosing), batch)
+        pull_back(result.gradient)
+        return result
+
+    @abstractmethod
+    def loss(self, output: Array, following: Array, selector: Array, batch: Batch) -> LossResult:
+        """The loss of a batch.
+
+        `output` is the online network's at `obs` and `following` the target network's at
+        `next_obs`; the action with the highest `selector` [B, A] is the one that follows.
+        """

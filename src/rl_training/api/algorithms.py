@@ -9,6 +9,18 @@ class DQN(ManagedAlgorithm):
     algo_name = "dqn"
 
 
+class QRDQN(ManagedAlgorithm):
+    """DQN on quantiles of the return (Dabney et al., 2018)."""
+
+    algo_name = "qr_dqn"
+
+
+class C51(ManagedAlgorithm):
+    """DQN on a categorical distribution of the return (Bellemare et al., 2017)."""
+
+    algo_name = "c51"
+
+
 class PPO(ManagedAlgorithm):
     """Proximal policy optimisation (Schulman et al., 2017)."""
 

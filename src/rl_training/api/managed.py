@@ -18,6 +18,8 @@ from rl_training.envs.spaces import SpaceAdapter
 from rl_training.errors import ConfigError, SaveError, UsageError
 from rl_training.experiment.checkpointing import write_checkpoint
 from rl_training.experiment.config import TrainConfig, check_hyper_parameters
+from rl_training.experiment.explanation import explain
+from rl_training.experiment.explanation_picture import check_path, write_picture
 from rl_training.experiment.files import save_error
 from rl_training.experiment.registry import (
     get_spec,
@@ -165,6 +167,15 @@ class ManagedAlgorithm:
         if getattr(obs, "shape", ())[:1] == (0,):
             raise UsageError("observation: expected at least one row in a batch, found none")
         return self._current_agent().predict(obs, state, episode_start, deterministic)
+
+    def explain(self, obs: Any, path: str | Path) -> Path:
+        """Draw what the agent expects of each action at one observation, where values are learned.
+
+        The suffix of the path names the format. Needs matplotlib, the `report` extra.
+        """
+        check_path(Path(path))
+        write_picture(explain(self._current_agent(), obs), Path(path))
+        return Path(path)
 
     def save(self, path: str | Path) -> Path:
         """Write the agent to a directory that must not exist yet.

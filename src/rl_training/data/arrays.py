@@ -76,6 +76,18 @@ def add_up(x: Array, *, out: Array) -> None:
         torch.sum(x, 0, out=out)
 
 
+def sums_by_index(index: Array, values: Array, size: int) -> Array:
+    """The sum of the values at each index below `size`; index and values are vectors."""
+    if isinstance(values, np.ndarray):
+        return np.bincount(index, values, size).astype(np.float32)
+    return values.new_zeros(size).index_add_(0, index, values)
+
+
+def as_index(x: Array) -> Array:
+    """As whole numbers, rounded towards zero."""
+    return x.long() if isinstance(x, torch.Tensor) else x.astype(np.int64)
+
+
 def means(*vectors: Array) -> Array:
     """The mean of each vector, as one vector."""
     if isinstance(vectors[0], torch.Tensor):
@@ -101,6 +113,14 @@ def on_host(x: Array) -> np.ndarray:
 def constant(x: Array) -> Array:
     """The same numbers, without a gradient."""
     return x.detach() if isinstance(x, torch.Tensor) else x
+
+
+def softmax(x: Array) -> Array:
+    """Probabilities over the last axis."""
+    if isinstance(x, torch.Tensor):
+        return x.softmax(-1)
+    powers = np.exp(x - x.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
 
 
 def log_softmax(x: Array) -> Array:

@@ -12,9 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from typing_extensions import Self
 
+from rl_training.data.arrays import Array
+from rl_training.data.batch_memory import BatchMemory
 from rl_training.data.memory import refuse_if_too_large
-from rl_training.data.types import Batch, EnvSpec, Transitions
+from rl_training.data.types import Batch, EnvSpec, Moment, Transitions
 from rl_training.errors import CheckpointError, UsageError
 from rl_training.experiment.config import (
     DEFAULT_BUFFER_SIZE,
@@ -63,7 +66,7 @@ class ReplayBuffer:
         self._wrapped = False  # whether a ring has begun again from its first row
         self._empty = True
         self._rng = np.random.default_rng(seed)
-        self._batches: dict[int, _BatchMemory] = {}
+        self._batches: dict[int, BatchMemory] = {}
 
     @classmethod
     def build(
@@ -74,7 +77,8 @@ class ReplayBuffer:
         num_envs: int,
         seed: int,
         device: torch.device,
-    ) -> ReplayBuffer:
+        **options: Any,
+    ) -> Self:
         """The buffer the hyper-parameters ask for; refused if this machine cannot hold it."""
         if hyper.replay_memory is None:
             capacity = hyper.buffer_size or DEFAULT_BUFFER_SIZE
@@ -89,6 +93,7 @@ class ReplayBuffer:
             n_step=hyper.n_step,
             seed=seed,
             device=device,
+            **options,
         )
 
     @staticmethod
@@ -137,7 +142,11 @@ class ReplayBuffer:
             self._discount[here[terminated]] = 0.0
         self._valid[here] = True
         self._valid[there] = False
-        self._head[envs] = there
+        self._stored(here, there)
+        self._head[envs] = there  # which `here` may be a view of
+
+    def _stored(self, here: np.ndarray, there: np.ndarray) -> None:
+        """A hook: transitions are now in the slots `here`, and none any more in `there`."""
 
     def _after(self, slots: np.ndarray, envs: slice | np.ndarray) -> np.ndarray:
         """The slot after each newest one, within its ring."""
@@ -156,10 +165,10 @@ class ReplayBuffer:
             return 0
         return self._rows if self._wrapped else int((self._head - self._base).max()) + 1
 
-    def sample(self, batch_size: int) -> Batch:
-        """Draw transitions uniformly, with replacement; the next call overwrites the batch."""
+    def sample(self, batch_size: int, moment: Moment | None = None) -> Batch:
+        """Draw transitions with replacement; the next call overwrites the batch."""
         if batch_size not in self._batches:
-            self._batches[batch_size] = _BatchMemory(self, batch_size)
+            self._batches[batch_size] = BatchMemory(batch_size, self._obs, self._action)
         memory, slots = self._batches[batch_size], self._draw(batch_size)
         memory.slots[:] = slots
         # `clip` skips a copy that `raise` makes; the slots are in range.
@@ -169,6 +178,7 @@ class ReplayBuffer:
         self._discount.take(slots, 0, memory.discount, "clip")
         following = self._sum_rewards(slots, memory.reward, memory.discount)
         self._obs.take(following, 0, memory.next_obs, "clip")
+        self._weigh(slots, memory.weight, moment)
         return memory.batch(self.device)
 
     def _sum_rewards(
@@ -186,19 +196,26 @@ class ReplayBuffer:
             following = np.where(goes_on, self._successors(following), following)
         return following
 
-    def update_priorities(self, slots: np.ndarray, priorities: torch.Tensor) -> None:
+    def _weigh(self, slots: np.ndarray, weight: np.ndarray, moment: Moment | None) -> None:
+        """A hook: write the importance weights of the slots; they are all one here."""
+
+    def update_priorities(self, slots: np.ndarray, priorities: Array) -> None:
         """Uniform replay has no priorities; the call is part of every buffer's interface."""
 
     def _draw(self, count: int) -> np.ndarray:
+        """Slots of transitions, here uniformly."""
+        self._refuse_if_empty()
         extent = self._extent
-        if not extent:
-            raise UsageError("the replay buffer is empty: add transitions before sampling")
         slots = self._candidates(count, extent)
         # Tail rows and rows not yet written are drawn again: what remains is uniform.
         while np.count_nonzero(valid := self._valid.take(slots)) < count:
             wrong = np.flatnonzero(~valid)
             slots[wrong] = self._candidates(wrong.size, extent)
         return slots
+
+    def _refuse_if_empty(self) -> None:
+        if self._empty:
+            raise UsageError("the replay buffer is empty: add transitions before sampling")
 
     def _candidates(self, count: int, extent: int) -> np.ndarray:
         # Scaled floats: faster than drawing integers, and no less uniform below 2**53 slots.
@@ -246,37 +263,3 @@ class ReplayBuffer:
 
     def _written_view(self, array: np.ndarray) -> np.ndarray:
         return array.reshape(self.num_envs, self._rows, *array.shape[1:])[:, : self._extent]
-
-
-class _BatchMemory:
-    """Memory for the batches of one size, used again for each."""
-
-    def __init__(self, buffer: ReplayBuffer, batch_size: int) -> None:
-        def room(store: np.ndarray) -> np.ndarray:
-            return np.empty((batch_size, *store.shape[1:]), store.dtype)
-
-        self.obs, self.next_obs = room(buffer._obs), room(buffer._obs)
-        self.action, self.slots = room(buffer._action), np.empty(batch_size, np.int64)
-        self.reward, self.discount = room(buffer._reward), room(buffer._discount)
-        self._host = Batch(
-            obs=torch.from_numpy(self.obs),
-            action=torch.from_numpy(self.action),
-            reward=torch.from_numpy(self.reward),
-            next_obs=torch.from_numpy(self.next_obs),
-            discount=torch.from_numpy(self.discount),
-            weight=torch.ones(batch_size),
-            slots=self.slots,
-        )
-
-    def batch(self, device: torch.device) -> Batch:
-        """What was gathered, on the device."""
-        if device.type == "cpu":
-            return self._host
-        tensors = {name: getattr(self._host, name) for name in Batch._fields[:-1]}
-        if device.type == "cuda":
-            # Pinning copies, so a transfer in flight is not overwritten by the next batch.
-            tensors = {name: x.pin_memory() for name, x in tensors.items()}
-        moved = {
-            name: x.to(device, non_blocking=device.type == "cuda") for name, x in tensors.items()
-        }
-        return self._host._replace(**moved)

@@ -23,8 +23,7 @@ def require_matplotlib() -> None:
     """Refuse to begin what would end with a picture that cannot be drawn."""
     if find_spec("matplotlib") is None:
         raise MissingExtra(
-            "the picture of a card needs matplotlib, which is not installed: "
-            "pip install 'rl-training[report]'"
+            "a picture needs matplotlib, which is not installed: pip install 'rl-training[report]'"
         )
 
 

@@ -14,8 +14,11 @@ from torch import Tensor, nn
 
 from rl_training.data.arrays import Array, add_up, namespace
 
-PullBack = Callable[[Array], None]
-"""From the gradient of an output to the gradients of the parameters, written into their `grad`."""
+PullBack = Callable[[Array], Array]
+"""From the gradient of an output to that of the input, if asked for, else None.
+
+The gradients of the parameters are written into their `grad` on the way.
+"""
 
 Activation = Literal["relu", "tanh"]
 _ZEROS = np.zeros(262_144, np.float32)
@@ -24,14 +27,18 @@ _ZEROS = np.zeros(262_144, np.float32)
 class MLP(nn.Module):
     """Linear layers of the given sizes with an activation between them, on tensors or arrays.
 
-    One module for all layers: on a CPU the calls from module to module take as long as the
-    arithmetic of a small network. `vjp` is its gradient written out, for the same reason.
-    Initialised as PyTorch initialises linear layers, uniformly within 1/sqrt(fan_in).
+    `features` puts an activation after the last one too. One module for all layers: on a CPU the
+    calls from module to module take as long as the arithmetic of a small network. `vjp` is its
+    gradient written out, for the same reason. Initialised as PyTorch initialises linear layers,
+    uniformly within 1/sqrt(fan_in).
     """
 
-    def __init__(self, sizes: Sequence[int], *, activation: Activation = "relu") -> None:
+    def __init__(
+        self, sizes: Sequence[int], *, activation: Activation = "relu", features: bool = False
+    ) -> None:
         super().__init__()
         self._activation = activation
+        self._features = features
         self._layers: list[tuple[nn.Parameter, nn.Parameter]] = []
         for depth, (fan_in, fan_out) in enumerate(pairwise(sizes)):
             weight, bias = nn.Linear(fan_in, fan_out).parameters()
@@ -53,30 +60,38 @@ class MLP(nn.Module):
         *hidden, last = self._values_for(x) if isinstance(x, np.ndarray) else self._layers
         for weight, bias in hidden:
             x = self._activate(_linear(x, weight, bias))
-        return _linear(x, *last)
+        x = _linear(x, *last)
+        return self._activate(x) if self._features else x
 
-    def vjp(self, x: Array) -> tuple[Array, PullBack]:
+    def vjp(self, x: Array, *, to_input: bool = False) -> tuple[Array, PullBack]:
         """Outputs, and the function from their gradient to the parameters' gradients.
 
-        That function overwrites each parameter's `grad`, which must exist.
+        That function overwrites each parameter's `grad`, which must exist, and its argument.
         """
         *hidden, last = layers = self._values_for(x)
-        inputs = [x]  # of every layer
+        seen = [x]  # by each layer, and last what came out
         for weight, bias in hidden:
-            inputs.append(self._activate(_linear(inputs[-1], weight, bias)))
-        return _linear(inputs[-1], *last), lambda grad: self._pull_back(layers, inputs, grad)
+            seen.append(self._activate(_linear(seen[-1], weight, bias)))
+        output = _linear(seen[-1], *last)
+        seen.append(self._activate(output) if self._features else output)
+        return seen[-1], lambda grad: self._pull_back(layers, seen, grad, to_input)
 
     def _pull_back(
-        self, layers: Sequence[tuple[Array, Array]], inputs: list[Array], grad: Array
-    ) -> None:
+        self,
+        layers: Sequence[tuple[Array, Array]],
+        seen: list[Array],
+        grad: Array,
+        to_input: bool,
+    ) -> Array:
         xp, grads = namespace(grad), self._grads_for(grad)
         for depth in reversed(range(len(layers))):
-            x, (by_weight, by_bias) = inputs[depth], grads[depth]
+            x, y, (by_weight, by_bias) = seen[depth], seen[depth + 1], grads[depth]
+            if self._features or depth + 1 < len(layers):
+                grad *= y > 0 if self._activation == "relu" else 1 - y * y
             xp.matmul(grad.T, x, out=by_weight)
             add_up(grad, out=by_bias)
-            if depth:
-                grad = grad @ layers[depth][0]
-                grad *= x > 0 if self._activation == "relu" else 1 - x * x
+            grad = grad @ layers[depth][0] if depth or to_input else None
+        return grad
 
     def _activate(self, x: Array) -> Array:
         """The activation, in place."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
 from rl_training.data.arrays import Array
 from rl_training.data.types import EnvSpec
-from rl_training.experiment.config import HyperParameters
-from rl_training.models.blocks import MLP, PullBack
+from rl_training.models.blocks import PullBack
+from rl_training.models.dueling import action_layers
 
 
 class MLPQNetwork(nn.Module):
@@ -20,15 +21,20 @@ class MLPQNetwork(nn.Module):
     """
 
     def __init__(
-        self, obs_dim: int, action_dim: int, hidden_sizes: Sequence[int] = (256, 256)
+        self,
+        obs_dim: int,
+        action_dim: int,
+        hidden_sizes: Sequence[int] = (256, 256),
+        *,
+        dueling: bool = False,
     ) -> None:
         super().__init__()
-        self.layers = MLP((obs_dim, *hidden_sizes, action_dim))
+        self.layers = action_layers(obs_dim, action_dim, hidden_sizes, 1, dueling)
 
     @classmethod
-    def build(cls, spec: EnvSpec, hyper: HyperParameters) -> MLPQNetwork:
+    def build(cls, spec: EnvSpec, hyper: Any) -> MLPQNetwork:
         """The network for an environment, as the hyper-parameters size it."""
-        return cls(spec.obs_dim, spec.num_actions, hyper.hidden_sizes)
+        return cls(spec.obs_dim, spec.num_actions, hyper.hidden_sizes, dueling=hyper.dueling)
 
     def forward(self, obs: Array) -> Array:
         """Q-values (batch, action_dim) of observations (batch, obs_dim)."""

@@ -20,8 +20,9 @@ def run_off_policy(run: TrainingRun) -> None:
         normalizer.observe(step.obs, step.valid)
         progress.env_steps += int(np.count_nonzero(step.valid))
         for _ in range(progress.updates_owed()):
-            batch = normalizer.batch(buffer.sample(run.hyper.batch_size))
-            result = algorithm.update(batch, progress.moment)
+            moment = progress.moment
+            batch = normalizer.batch(buffer.sample(run.hyper.batch_size, moment))
+            result = algorithm.update(batch, moment)
             progress.updates += 1
             if result.priorities is not None:
                 buffer.update_priorities(batch.slots, result.priorities)

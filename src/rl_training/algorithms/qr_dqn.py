@@ -1,0 +1,73 @@
+"""QR-DQN (Dabney et al., 2018): quantiles of the return in place of its mean.
+
+As in the paper the next action has the highest mean of the *target* network's quantiles; `double`
+lets the online network choose. Deviations: Adam's defaults, intervals in environment transitions,
+and a gradient-norm bound of 10.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from rl_training.algorithms.checks import check_network
+from rl_training.algorithms.functional.quantile import quantile_huber
+from rl_training.algorithms.functional.td import chosen
+from rl_training.algorithms.value_based import METRICS, LossResult, ValueBased
+from rl_training.algorithms.value_based_config import ValueBasedConfig
+from rl_training.data.arrays import Array, constant, means, namespace, rows_of
+from rl_training.data.metrics import Metrics
+from rl_training.data.types import Batch, EnvSpec
+
+
+class QRDQNConfig(ValueBasedConfig):
+    """Hyper-parameters of QR-DQN."""
+
+    num_quantiles: int = Field(200, ge=1, le=10_000, description="quantiles of each action")
+
+
+def qr_dqn_loss(
+    quantiles: Array, following: Array, batch: Batch, *, selector: Array | None = None
+) -> LossResult:
+    """Weighted mean over the batch of the quantile Huber loss.
+
+    Shapes: quantiles [B, A, N] of the online network at `obs`, following [B, A, M] of the target
+    network at `next_obs`; `selector` [B, A] chooses the next action, by default by the mean of
+    `following`. A row's priority is how far the means are apart.
+    """
+    xp, rows = namespace(quantiles), rows_of(quantiles)
+    best = (following.mean(-1) if selector is None else selector).argmax(1)
+    samples = batch.reward[:, None] + batch.discount[:, None] * chosen(following, best)
+    mine = chosen(quantiles, batch.action)
+    losses = quantile_huber(mine, samples)
+    value, target = mine.mean(-1), constant(samples.mean(-1))
+    error = constant(abs(value - target))
+    numbers = means(losses.rows * batch.weight, value, target, error)
+    gradient = xp.zeros_like(quantiles)
+    gradient[rows, batch.action] = losses.gradient * (batch.weight / len(rows))[:, None]
+    return LossResult(numbers[0], gradient, Metrics(METRICS, numbers), error)
+
+
+class QRDQN(ValueBased):
+    """Q-learning on quantiles of the return."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        hyper: QRDQNConfig,
+        spec: EnvSpec,
+        *,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        check_network(model, spec, (spec.num_actions, hyper.num_quantiles))
+        super().__init__(model, hyper, spec, seed=seed, device=device)
+
+    def q_values(self, output: Array) -> Array:
+        """The mean of each action's quantiles."""
+        return output.mean(-1)
+
+    def loss(self, output: Array, following: Array, selector: Array, batch: Batch) -> LossResult:
+        """`qr_dqn_loss`."""
+        return qr_dqn_loss(output, following, batch, selector=selector)

@@ -1,0 +1,57 @@
+"""A multi-layer perceptron that gives a distribution over fixed returns for each action."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from rl_training.data.arrays import Array, like, softmax
+from rl_training.data.types import EnvSpec
+from rl_training.models.blocks import PullBack
+from rl_training.models.dueling import action_layers
+
+
+class MLPCategoricalQNetwork(nn.Module):
+    """Logits over `num_atoms` returns, evenly spaced from `v_min` to `v_max`."""
+
+    support: torch.Tensor
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        num_atoms: int = 51,
+        v_min: float = -10.0,
+        v_max: float = 10.0,
+        hidden_sizes: Sequence[int] = (256, 256),
+        *,
+        dueling: bool = False,
+    ) -> None:
+        super().__init__()
+        self.layers = action_layers(obs_dim, action_dim, hidden_sizes, num_atoms, dueling)
+        self.register_buffer("support", torch.linspace(v_min, v_max, num_atoms), persistent=False)
+        self._shape = (-1, action_dim, num_atoms)
+
+    @classmethod
+    def build(cls, spec: EnvSpec, hyper: Any) -> MLPCategoricalQNetwork:
+        """The network for an environment, as the hyper-parameters size it."""
+        atoms = (hyper.num_atoms, hyper.v_min, hyper.v_max)
+        sizes = (spec.obs_dim, spec.num_actions, *atoms, hyper.hidden_sizes)
+        return cls(*sizes, dueling=hyper.dueling)
+
+    def forward(self, obs: Array) -> Array:
+        """Logits (batch, action_dim, num_atoms) of observations (batch, obs_dim)."""
+        return self.layers.forward(obs).reshape(self._shape)
+
+    def vjp(self, obs: Array) -> tuple[Array, PullBack]:
+        """Logits, and the function from their gradient to the parameters' gradients."""
+        output, pull_back = self.layers.vjp(obs)
+        return output.reshape(self._shape), lambda grad: pull_back(grad.reshape(output.shape))
+
+    def act(self, obs: Array) -> Array:
+        """The action of each row with the highest expected return."""
+        logits = self.forward(obs)
+        return (softmax(logits) @ like(self.support, logits)).argmax(-1)

@@ -1,0 +1,359 @@
+"""C51's projection, loss, update and network, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+from math import log
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.testing import assert_close
+
+from rl_training.algorithms.c51 import C51, C51Config, c51_loss
+from rl_training.algorithms.functional.categorical import project
+from rl_training.data.types import Moment
+from rl_training.errors import ConfigError
+from rl_training.models.mlp_categorical_q_network import MLPCategoricalQNetwork
+from value_batches import (
+    SPEC,
+    START,
+    as_arrays,
+    assert_goes_on_bit_for_bit,
+    make_batch,
+    numbers_of,
+    on_both,
+    random_batch,
+    set_outputs,
+)
+
+SUPPORT = torch.tensor([0.0, 1.0, 2.0])
+
+# The projection.
+
+
+@pytest.mark.parametrize(
+    ("reward", "discount", "expected"),
+    [
+        (0.0, 1.0, [0.2, 0.3, 0.5]),  # each return on its own place
+        (1.0, 1.0, [0.0, 0.2, 0.8]),  # on the next place; the last beyond the end
+        (0.25, 1.0, [0.15, 0.275, 0.575]),  # at 0.25, 1.25 and, beyond the end, 2
+        (1.0, 0.5, [0.0, 0.35, 0.65]),  # at 1, 1.5 and 2
+        (-1.0, 2.0, [0.2, 0.3, 0.5]),  # at -1, 1 and 3: beyond both ends
+        (99.0, 1.0, [0.0, 0.0, 1.0]),
+        (-99.0, 1.0, [1.0, 0.0, 0.0]),
+        (1.0, 0.0, [0.0, 1.0, 0.0]),  # terminated: the reward alone, on a place
+        (1.5, 0.0, [0.0, 0.5, 0.5]),  # and between two
+        (2.0, 0.0, [0.0, 0.0, 1.0]),
+    ],
+)
+def test_returns_go_to_their_neighbours(
+    reward: float, discount: float, expected: list[float]
+) -> None:
+    other = [0.0, 1.0, 0.0]  # a second row, which keeps to itself
+    found = on_both(
+        project,
+        torch.tensor([[0.2, 0.3, 0.5], other]),
+        torch.tensor([reward, 0.0]),
+        torch.tensor([discount, 1.0]),
+        SUPPORT,
+    )
+    assert_close(found, torch.tensor([expected, other]))
+
+
+def test_places_are_counted_from_the_lowest_return_in_steps_of_the_spacing() -> None:
+    support = torch.linspace(-10, 10, 5)
+    probabilities = torch.tensor([[0.5, 0.0, 0.0, 0.0, 0.5]])
+    # -10 and 10 become -2 and 8: 3/5 of the way from -5 to 0, and 3/5 of that from 5 to 10.
+    found = on_both(project, probabilities, torch.tensor([3.0]), torch.tensor([0.5]), support)
+    assert_close(found, torch.tensor([[0.0, 0.2, 0.3, 0.2, 0.3]]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    count=st.integers(2, 60),
+    v_min=st.floats(-100, 100),
+    width=st.floats(0.5, 200),
+    discount=st.floats(0, 1),
+    where=st.floats(0, 1),
+    seed=st.integers(0, 2**20),
+)
+def test_mass_and_mean_are_conserved_where_nothing_is_cut_off(
+    count: int, v_min: float, width: float, discount: float, where: float, seed: int
+) -> None:
+    # discount * Z + reward lies within Z's range for every reward from lowest to highest.
+    lowest, highest = v_min * (1 - discount), (v_min + width) * (1 - discount)
+    reward = lowest + where * (highest - lowest)
+    support = torch.linspace(v_min, v_min + width, count)
+    probabilities = random_probabilities(seed, count)
+    found = on_both(
+        project, probabilities, torch.tensor([reward]), torch.tensor([discount]), support
+    ).double()[0]
+    scale = abs(v_min) + width
+    assert float(found.min()) >= 0.0
+    assert float(found.sum()) == pytest.approx(1.0, abs=1e-5)
+    mean = reward + discount * float(probabilities[0].double() @ support.double())
+    assert float(found @ support.double()) == pytest.approx(mean, abs=1e-5 * scale)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    count=st.integers(2, 60),
+    reward=st.floats(-50, 50),
+    discount=st.floats(0, 2),
+    seed=st.integers(0, 2**20),
+)
+def test_mass_is_conserved_and_the_mean_is_that_of_the_returns_held_within_the_ends(
+    count: int, reward: float, discount: float, seed: int
+) -> None:
+    support, probabilities = torch.linspace(-10, 10, count), random_probabilities(seed, count)
+    found = on_both(
+        project, probabilities, torch.tensor([reward]), torch.tensor([discount]), support
+    ).double()[0]
+    held = (reward + discount * support.double()).clip(-10, 10)
+    assert float(found.sum()) == pytest.approx(1.0, abs=1e-5)
+    mean = float(probabilities[0].double() @ held)
+    assert float(found @ support.double()) == pytest.approx(mean, abs=2e-4)
+
+
+def random_probabilities(seed: int, count: int) -> torch.Tensor:
+    """A row of them, some zero."""
+    rng = np.random.default_rng(seed)
+    weights = rng.exponential(size=(1, count)) * (rng.random((1, count)) < 0.7)
+    weights[0, rng.integers(count)] += 0.1
+    return torch.from_numpy((weights / weights.sum()).astype(np.float32))
+
+
+def test_a_shape_that_would_broadcast_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"expected \[B\], found \(2, 1\)"):
+        project(torch.ones(2, 3) / 3, torch.zeros(2, 1), torch.zeros(2), SUPPORT)
+
+
+# The loss of a batch: two actions, three returns.
+
+
+def logs(*probabilities: Any) -> torch.Tensor:
+    return torch.tensor(probabilities).log()
+
+
+# Logits that are off by a constant mean the same probabilities.
+LOGITS = logs([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]], [[0.8, 0.1, 0.1], [0.25, 0.25, 0.5]]) + 3
+# The first action has the likeliest single return, and the second the higher mean: 1.3 over 0.15.
+FOLLOWING = logs([[0.9, 0.05, 0.05], [0.2, 0.3, 0.5]], [[0.4, 0.4, 0.2], [0.3, 0.3, 0.4]])
+BATCH = make_batch([0, 1], [0.25, 1.5], [1.0, 0.0])
+PREDICTED = ((0.5, 0.25, 0.25), (0.25, 0.25, 0.5))
+TARGETS = ((0.15, 0.275, 0.575), (0.0, 0.5, 0.5))  # projected above
+CROSS_ENTROPIES = (0.15 * log(2) + 0.85 * log(4), 0.5 * log(4) + 0.5 * log(2))
+DIVERGENCES = (
+    0.15 * log(0.15 / 0.5) + 0.275 * log(0.275 / 0.25) + 0.575 * log(0.575 / 0.25),
+    0.5 * log(2),
+)
+
+
+def test_loss_metrics_and_priorities() -> None:
+    result = on_both(c51_loss, LOGITS, FOLLOWING, BATCH, SUPPORT)
+    assert_close(result.loss, torch.tensor(sum(CROSS_ENTROPIES) / 2))
+    # Expected returns 0.75 and 1.25; targets 0.275 + 2 * 0.575 = 1.425 and 1.5.
+    assert numbers_of(result.metrics) == pytest.approx(
+        {
+            "loss": sum(CROSS_ENTROPIES) / 2,
+            "q_value_mean": 1.0,
+            "target_mean": (1.425 + 1.5) / 2,
+            "td_error_mean": (0.675 + 0.25) / 2,
+        }
+    )
+    assert_close(result.priority, torch.tensor(DIVERGENCES))
+
+
+def test_importance_weights_scale_each_row_and_its_gradient_alone() -> None:
+    batch = BATCH._replace(weight=torch.tensor([2.0, 0.5]))
+    result = on_both(c51_loss, LOGITS, FOLLOWING, batch, SUPPORT)
+    expected_loss = (2 * CROSS_ENTROPIES[0] + 0.5 * CROSS_ENTROPIES[1]) / 2
+    assert_close(result.loss, torch.tensor(expected_loss))
+    difference = torch.tensor(PREDICTED) - torch.tensor(TARGETS)
+    expected = torch.zeros(2, 2, 3)
+    expected[0, 0], expected[1, 1] = 2 * difference[0] / 2, 0.5 * difference[1] / 2
+    assert_close(result.gradient, expected)
+    assert_close(result.priority, torch.tensor(DIVERGENCES))
+
+
+def test_a_selector_chooses_the_action_and_the_target_network_values_it() -> None:
+    # The first action: 0.25 + (0, 1, 2) with 0.9, 0.05, 0.05, the last held at 2: mean 0.3875.
+    selector = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    result = on_both(c51_loss, LOGITS, FOLLOWING, BATCH, SUPPORT, selector=selector)
+    mean = 0.9 * 0.25 + 0.05 * 1.25 + 0.05 * 2
+    assert numbers_of(result.metrics)["target_mean"] == pytest.approx((mean + 1.5) / 2)
+
+
+def test_the_next_state_of_a_terminated_row_does_not_count() -> None:
+    other = FOLLOWING.clone()
+    other[1] = torch.tensor([[-50.0, 0.0, 50.0], [50.0, 0.0, 0.0]])
+    mine, his = (on_both(c51_loss, LOGITS, x, BATCH, SUPPORT) for x in (FOLLOWING, other))
+    assert_close(mine.loss, his.loss)
+    assert_close(mine.gradient, his.gradient)
+
+
+def test_the_priority_is_zero_where_the_prediction_is_the_target() -> None:
+    logits = torch.zeros(3, 2, 3)
+    logits[0, 0] = torch.tensor(TARGETS[0]).log()
+    logits[1, 1] = torch.tensor([-200.0, 0.0, 0.0])  # a probability that rounds to zero
+    logits[2, 0] = torch.tensor([-200.0, -200.0, 200.0])
+    following = torch.cat([FOLLOWING, FOLLOWING[:1]])
+    batch = make_batch([0, 1, 0], [0.25, 1.5, 2.0], [1.0, 0.0, 0.0])
+    result = on_both(c51_loss, logits, following, batch, SUPPORT)
+    assert_close(result.priority, torch.zeros(3), atol=1e-6, rtol=0)
+    assert_close(result.gradient, torch.zeros(3, 2, 3), atol=1e-6, rtol=0)
+
+
+def test_rounding_makes_no_priority_negative() -> None:
+    rows = 300
+    logits = torch.randn(rows, 2, 51, generator=torch.Generator().manual_seed(0))
+    batch = make_batch([0] * rows, [0.0] * rows, [1.0] * rows)
+    selector = torch.tensor([[1.0, 0.0]] * rows)  # so that each row is its own target
+    support = torch.linspace(-25, 25, 51)
+    found = on_both(c51_loss, logits, logits, batch, support, selector=selector).priority
+    assert 0.0 <= float(found.min()) <= float(found.max()) < 1e-5
+
+
+@pytest.mark.parametrize("count", [2, 3, 51])
+def test_the_gradient_written_out_is_the_automatic_one(count: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = (2 * torch.randn(50, 4, count, generator=generator)).requires_grad_()
+    following = torch.randn(50, 4, count, generator=generator).requires_grad_()
+    support = torch.linspace(-4, 3, count)
+    result = on_both(c51_loss, logits, following, random_batch(0, 50, 4), support)
+    assert not result.gradient.requires_grad
+    assert not result.priority.requires_grad
+    result.loss.backward()
+    assert_close(result.gradient, logits.grad)
+    assert following.grad is None
+
+
+# The update: two actions, the returns -1, 0 and 1.
+
+HOST = pytest.mark.parametrize("on_host", [True, False], ids=["arrays", "tensors"])
+
+
+def make(outputs: Any = 0.0, *, on_host: bool = False, **hyper: Any) -> C51:
+    """A layer whose weights are the logits."""
+    network = MLPCategoricalQNetwork(1, 2, 3, -1.0, 1.0, ())
+    set_outputs(network, torch.as_tensor(outputs).expand(2, 3))
+    settings = {"num_atoms": 3, "v_min": -1, "v_max": 1, "learning_rate": 0.01} | hyper
+    c51 = C51(network, C51Config(**settings), SPEC)
+    assert c51.acts_on_host
+    c51.learns_on_host = on_host
+    return c51
+
+
+@HOST
+def test_two_adam_steps_by_hand(on_host: bool) -> None:
+    c51 = make(on_host=on_host)
+    result = c51.update(make_batch([0], [1.0], [0.0]), START)
+    # The prediction is 1/3 each, the target all on the last: cross-entropy and divergence log 3.
+    expected = {"loss": log(3), "q_value_mean": 0.0, "target_mean": 1.0, "td_error_mean": 1.0}
+    assert numbers_of(result.metrics) == pytest.approx(expected, abs=1e-6)
+    assert result.gradient_steps == 1
+    np.testing.assert_allclose(result.priorities, [log(3)], rtol=1e-5)
+    # Adam's first step is the learning rate against the sign, here of 1/3, 1/3 and -2/3.
+    weight, bias = (p.detach().flatten() for p in c51.model.parameters())
+    assert_close(weight, torch.tensor([-0.01, -0.01, 0.01, 0.0, 0.0, 0.0]))
+    assert_close(bias, weight)
+    # Then all on the first. The logits are now -0.02, -0.02 and 0.02.
+    powers = np.exp([-0.02, -0.02, 0.02])
+    first, second = np.array([1, 1, -2]) / 3, powers / powers.sum() - [1, 0, 0]
+    c51.update(make_batch([0], [-1.0], [0.0]), START)
+    mean = (0.09 * first + 0.1 * second) / (1 - 0.9**2)
+    square = (0.000999 * first**2 + 0.001 * second**2) / (1 - 0.999**2)
+    steps = 0.01 * np.array([-1, -1, 1]) - 0.01 * mean / np.sqrt(square)
+    np.testing.assert_allclose(weight[:3], steps, rtol=1e-4)
+    assert weight[3:].tolist() == [0.0, 0.0, 0.0]
+
+
+@HOST
+@pytest.mark.parametrize("double", [False, True])
+def test_the_target_network_values_the_action_that_it_or_the_online_one_prefers(
+    double: bool, on_host: bool
+) -> None:
+    # By the likeliest single return and by the online network the first action is the better one;
+    # by the target network's expected return the second: 0.4 over 0.1.
+    c51 = make([[-9.0, -9.0, 9.0], [0.0, 0.0, 0.0]], double=double, on_host=on_host)
+    set_outputs(c51.target.module, logs([0.45, 0.0001, 0.5499], [0.05, 0.5, 0.45]))
+    result = c51.update(make_batch([1], [0.25], [0.5]), START)
+    mean = 0.25 + 0.5 * (0.0999 if double else 0.4)
+    assert numbers_of(result.metrics)["target_mean"] == pytest.approx(mean, abs=1e-6)
+    assert numbers_of(result.metrics)["q_value_mean"] == pytest.approx(0.0, abs=1e-6)
+    assert numbers_of(result.metrics)["td_error_mean"] == pytest.approx(mean, abs=1e-6)
+
+
+@HOST
+def test_the_target_network_is_copied_when_an_interval_has_passed(on_host: bool) -> None:
+    c51 = make(target_update_interval=10, on_host=on_host)
+    obs, batch = torch.ones(1, 1), make_batch([0], [1.0], [0.0])
+    c51.update(batch, Moment(9, 100))
+    assert not c51.target.module(obs).any()
+    c51.update(batch, Moment(12, 100))
+    assert torch.equal(c51.target.module(obs), c51.model(obs))
+    assert c51.model(obs).any()
+
+
+@HOST
+def test_state_round_trip_continues_bit_for_bit(on_host: bool) -> None:
+    def build() -> C51:
+        hyper = C51Config(num_atoms=5, v_min=-3, v_max=4, target_update_interval=3)
+        c51 = C51(MLPCategoricalQNetwork.build(SPEC, hyper), hyper, SPEC)
+        c51.learns_on_host = on_host
+        return c51
+
+    assert_goes_on_bit_for_bit(build)
+
+
+def test_acting_is_greedy_by_the_expected_return() -> None:
+    likely, better = [0.45, 0.0001, 0.5499], [0.05, 0.5, 0.45]
+    c51 = make(logs(likely, better))
+    obs, first = np.ones((2, 1), np.float32), np.zeros(2, np.bool_)
+    for acts_on_host in (True, False):
+        c51.acts_on_host = acts_on_host
+        assert c51.act(obs, (), first, START, explore=False).action.tolist() == [1, 1]
+
+
+# The network and the hyper-parameters.
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+def test_the_network_gives_logits_and_acts_by_the_expected_return(dueling: bool) -> None:
+    network = MLPCategoricalQNetwork(3, 4, 7, -2.0, 5.0, (16, 16), dueling=dueling)
+    obs = 5 * torch.randn(20, 3)
+    logits = network(obs)
+    assert logits.shape == (20, 4, 7)
+    assert_close(network.support, -2 + 7 * torch.arange(7) / 6)
+    expected = (logits.softmax(-1) * network.support).sum(-1).argmax(-1)
+    assert torch.equal(network.act(obs), expected)
+    np.testing.assert_allclose(network(as_arrays(obs)), as_arrays(logits), rtol=1e-4, atol=1e-5)
+    assert network.act(as_arrays(obs)).tolist() == expected.tolist()
+
+
+def test_a_network_of_the_wrong_shape_is_refused() -> None:
+    hyper = C51Config(num_atoms=3)
+    with pytest.raises(ConfigError, match=r"expected \(batch, 2, 3\) .* found \(1, 2, 4\)"):
+        C51(MLPCategoricalQNetwork(1, 2, 4), hyper, SPEC)
+    with pytest.raises(ConfigError, match=r"expected \(batch, 2, 3\) .* found \(1, 6\)"):
+        C51(nn.Linear(1, 6), hyper, SPEC)
+
+
+@pytest.mark.parametrize(("v_min", "v_max"), [(1.0, 1.0), (2.0, -2.0), (10.0, 10.0)])
+def test_ends_the_wrong_way_round_are_refused(v_min: float, v_max: float) -> None:
+    with pytest.raises(ValueError, match=f"v_min below v_max, found {v_min} and {v_max}"):
+        C51Config(v_min=v_min, v_max=v_max)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"num_atoms": 1}, {"num_atoms": 0}, {"v_min": float("nan")}, {"v_max": float("inf")}]
+)
+def test_fewer_than_two_returns_and_ends_that_are_no_numbers_are_refused(
+    wrong: dict[str, float],
+) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        C51Config(**wrong)

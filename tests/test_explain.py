@@ -1,0 +1,363 @@
+"""`predict --explain` and `explain`: the numbers, the picture of them, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from click.testing import Result
+from gymnasium.spaces import Box, Discrete
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle, StepPatch
+from torch import nn
+from typer.testing import CliRunner
+
+from rl_training import C51, DQN, PPO, QRDQN
+from rl_training.api.managed import ManagedAlgorithm
+from rl_training.cli import app
+from rl_training.errors import MissingExtra, NonFiniteError, UsageError
+from rl_training.experiment.explanation import Explanation, explain
+from rl_training.experiment.explanation_picture import MOST_ROWS, draw
+from rl_training.experiment.registry import train_config
+from training import tiny_config
+
+VALUE_BASED: dict[str, type[ManagedAlgorithm]] = {"dqn": DQN, "qr_dqn": QRDQN, "c51": C51}
+OBSERVATION = [0.02, -0.3, 0.01, 0.4]
+
+
+class Gambling(gym.Env[np.ndarray, int]):
+    """Never played: its actions are numbered from 5."""
+
+    def __init__(self, actions: int = 3) -> None:
+        self.observation_space = Box(-1e30, 1e30, (2,), np.float32)
+        self.action_space = Discrete(actions, start=5)
+
+
+class Scaled(nn.Module):
+    """Outputs that are the first number of the observation times known ones."""
+
+    def __init__(self, numbers: Any) -> None:
+        super().__init__()
+        self.numbers = nn.Parameter(torch.tensor(numbers, dtype=torch.float32))
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        shape = (-1, *[1] * self.numbers.ndim)
+        return obs[:, 0].reshape(shape) * self.numbers
+
+
+def gambler(algo: str, numbers: Any, **keys: Any) -> ManagedAlgorithm:
+    """An agent whose network is `Scaled`."""
+    hyper = keys.pop("algo_kwargs", {}) | {"network": lambda *_: Scaled(numbers)}
+    return VALUE_BASED[algo](Gambling(len(numbers)), algo_kwargs=hyper, **keys)
+
+
+QUANTILES = [[1.0, 2.0, 6.0], [5.0, 3.0, 4.0], [-1.0, 0.0, 1.0]]  # means 3, 4 and 0
+ATOMS = np.log([[2, 1, 1], [1, 1, 2], [1, 2, 1]])  # quarters, on the returns -4, 0 and 4
+
+
+def quantile_agent() -> ManagedAlgorithm:
+    return gambler("qr_dqn", QUANTILES, algo_kwargs={"num_quantiles": 3})
+
+
+def atom_agent() -> ManagedAlgorithm:
+    hyper = {"num_atoms": 3, "v_min": -4.0, "v_max": 4.0}
+    return gambler("c51", ATOMS, algo_kwargs=hyper)
+
+
+def explained(agent: ManagedAlgorithm, obs: Any = (1.0, 0.0)) -> Explanation:
+    return explain(agent._current_agent(), list(obs))
+
+
+def pictured(agent: ManagedAlgorithm, obs: Any = (1.0, 0.0)) -> tuple[Figure, Axes]:
+    figure = draw(explained(agent, obs))
+    return figure, figure.axes[0]
+
+
+def labels(axes: Axes) -> list[str]:
+    return [label.get_text() for label in axes.get_yticklabels()]
+
+
+def means(axes: Axes) -> list[list[float]]:
+    (line,) = (line for line in axes.get_lines() if line.get_label() == "mean (Q-value)")
+    return np.asarray(line.get_xydata()).tolist()
+
+
+# The numbers
+
+
+def test_values_are_those_of_the_network() -> None:
+    expected = explained(gambler("dqn", [1.0, -2.0, 4.0]), (2.0, 0.0)).expected
+    assert expected.form == "values"
+    assert expected.q_values.tolist() == [2, -4, 8]
+    assert expected.returns.tolist() == [[2], [-4], [8]]
+    assert expected.probabilities.tolist() == [[1]] * 3
+
+
+def test_quantiles_are_in_order_and_equally_probable() -> None:
+    expected = explained(quantile_agent()).expected
+    assert expected.form == "quantiles"
+    assert expected.returns.tolist() == [[1, 2, 6], [3, 4, 5], [-1, 0, 1]]
+    np.testing.assert_allclose(expected.probabilities, np.full((3, 3), 1 / 3))
+    np.testing.assert_allclose(expected.q_values, [3, 4, 0])
+
+
+def test_atoms_have_the_probabilities_of_their_logits() -> None:
+    expected = explained(atom_agent()).expected
+    assert expected.form == "atoms"
+    assert expected.returns.tolist() == [[-4, 0, 4]] * 3
+    quarters = [[0.5, 0.25, 0.25], [0.25, 0.25, 0.5], [0.25, 0.5, 0.25]]
+    np.testing.assert_allclose(expected.probabilities, quarters, rtol=1e-6)
+    np.testing.assert_allclose(expected.q_values, [-1, 1, 0], atol=1e-6)
+
+
+def test_observations_are_normalised_as_for_acting() -> None:
+    agent = gambler("dqn", [1.0, -1.0], normalize_observations=True)
+    rows = np.array([[10.0, 0.0], [14.0, 0.0]], np.float32)  # mean 12, deviation 2
+    agent._current_agent().normalizer.observe(rows, np.array([True, True]))
+    explanation = explained(agent, (15.0, 0.0))
+    np.testing.assert_allclose(explanation.expected.q_values, [1.5, -1.5], rtol=1e-6)
+    below = explained(agent, (11.0, 0.0)).expected.q_values  # the sign is that of what is left
+    np.testing.assert_allclose(below, [-0.5, 0.5], rtol=1e-6)
+    assert agent.predict([11.0, 0.0])[0] == 6
+
+
+def test_the_network_is_asked_as_for_acting() -> None:
+    """Dropout would halve or double the values."""
+
+    def network(*_: Any) -> nn.Module:
+        return nn.Sequential(Scaled([1.0, 2.0]), nn.Dropout(0.5))
+
+    agent = DQN(Gambling(2), algo_kwargs={"network": network})
+    agent._current_agent().algorithm.networks()["model"].train()
+    for _ in range(8):
+        assert explained(agent).expected.q_values.tolist() == [1, 2]
+
+
+# The picture
+
+
+def test_bars_reach_from_zero_to_the_q_values() -> None:
+    _, axes = pictured(gambler("dqn", [1.0, -2.0, 4.0]))
+    bars = [bar for box in axes.containers for bar in box]
+    assert all(isinstance(bar, Rectangle) for bar in bars)
+    assert [(bar.get_x(), bar.get_width()) for bar in bars] == [(0, 1), (0, -2), (0, 4)]
+    centres = [bar.get_y() + bar.get_height() / 2 for bar in bars]
+    np.testing.assert_allclose(centres, [0, 1, 2])
+
+
+def test_quantiles_are_lines_across_their_row() -> None:
+    _, axes = pictured(quantile_agent())
+    drawn = axes.collections[:3]
+    for row, values in enumerate([[1, 2, 6], [3, 4, 5], [-1, 0, 1]]):
+        expected = [[[value, row + 0.4], [value, row - 0.4]] for value in values]
+        np.testing.assert_allclose(drawn[row].get_segments(), expected)
+    np.testing.assert_allclose(means(axes), [[3, 0.4], [4, 1.4], [0, 2.4]], rtol=1e-6)
+
+
+def test_atoms_are_bars_side_by_side_on_one_scale() -> None:
+    _, axes = pictured(atom_agent())
+    patches = [patch for patch in axes.patches if isinstance(patch, StepPatch)]
+    heights = [[0.8, 0.4, 0.4], [0.4, 0.4, 0.8], [0.4, 0.8, 0.4]]  # 0.8 for the highest, a half
+    for row, patch in enumerate(patches):
+        values, edges, floor = patch.get_data()
+        assert edges.tolist() == [-6, -2, 2, 6]  # around -4, 0 and 4
+        np.testing.assert_allclose(floor, row + 0.4)
+        np.testing.assert_allclose(floor - values, heights[row], rtol=1e-6)
+    assert len(patches) == 3
+    np.testing.assert_allclose(means(axes), [[-1, 0.4], [1, 1.4], [0, 2.4]], atol=1e-6)
+
+
+def test_improbable_ends_of_the_support_are_left_out() -> None:
+    logits = np.full((2, 101), -30.0)
+    logits[0, 40], logits[1, 43] = 0, 0
+    hyper = {"num_atoms": 101, "v_min": 0.0, "v_max": 100.0}
+    _, axes = pictured(gambler("c51", logits, algo_kwargs=hyper))
+    assert axes.get_xlim() == (38, 45)  # two atoms more on either side
+
+
+@pytest.mark.parametrize(
+    ("agent", "greedy"),
+    [(lambda: gambler("dqn", [1.0, -2.0, 4.0]), 2), (quantile_agent, 1), (atom_agent, 1)],
+)
+def test_the_greedy_action_is_marked_and_the_one_predict_gives(agent: Any, greedy: int) -> None:
+    agent = agent()
+    _, axes = pictured(agent)
+    names = ["5", "6", "7"]  # as the environment numbers them
+    names[greedy] = f"greedy: {names[greedy]}"
+    assert labels(axes) == names
+    assert agent.predict([1.0, 0.0])[0] == greedy + 5
+    weights = [label.get_fontweight() for label in axes.get_yticklabels()]
+    assert [weight == "bold" for weight in weights] == [row == greedy for row in range(3)]
+
+
+def test_words_say_what_is_seen() -> None:
+    agent = quantile_agent()
+    agent._current_agent().set_progress(12_345, 50_000)
+    figure, axes = pictured(agent)
+    assert figure.get_suptitle() == "QR-DQN on <Env instance Gambling>, step 12,345"
+    assert axes.get_title() == "at [1.0, 0.0]"
+    assert "discounted return" in axes.get_xlabel()
+    assert axes.get_ylabel() == "action"
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ["quantiles of the return: the denser, the more probable", "mean (Q-value)"]
+    assert [text.get_text() for text in axes.texts] == ["3", "4", "0"]
+
+
+@pytest.mark.parametrize("count", [2, 18, 300])
+def test_labels_do_not_touch_however_many_actions(count: int) -> None:
+    figure, axes = pictured(gambler("dqn", [math.sin(n) for n in range(count)]))
+    figure.draw_without_rendering()
+    extents = [label.get_window_extent() for label in axes.get_yticklabels()]
+    assert len(extents) == min(count, MOST_ROWS)
+    assert all(above.y0 > below.y1 for above, below in pairwise(extents))
+    assert figure.get_figheight() < 12
+
+
+def test_of_very_many_actions_the_best_are_shown() -> None:
+    values = np.zeros(300)
+    values[100:] = np.arange(200)  # the best 24 are the last
+    _, axes = pictured(gambler("dqn", values))
+    assert labels(axes) == [*map(str, range(281, 304)), "greedy: 304"]
+    assert axes.get_ylabel() == "action, the best 24 of 300"
+
+
+# What is refused
+
+
+def test_a_batch_is_refused(tmp_path: Path) -> None:
+    agent = gambler("dqn", [1.0, 2.0])
+    for rows in ([[1.0, 0.0]], [[1.0, 0.0]] * 3):
+        with pytest.raises(UsageError, match=f"one observation, found a batch of {len(rows)}"):
+            agent.explain(rows, tmp_path / "why.png")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_algorithm_without_action_values_is_refused(tmp_path: Path) -> None:
+    able = r"\(dqn, qr_dqn, c51\), found PPO"
+    with pytest.raises(UsageError, match=able):
+        PPO(Gambling()).explain([1.0, 0.0], tmp_path / "why.png")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("algo", VALUE_BASED)
+def test_values_that_are_not_finite_are_refused(algo: str, tmp_path: Path) -> None:
+    numbers = [1e30, 2.0] if algo == "dqn" else [[1e30, 2.0, 0.0]] * 2
+    sizes = {"dqn": {}, "qr_dqn": {"num_quantiles": 3}, "c51": {"num_atoms": 3}}
+    agent = gambler(algo, numbers, algo_kwargs=sizes[algo])
+    with pytest.raises(NonFiniteError, match="finite values of the actions, found"):
+        agent.explain([1e30, 0.0], tmp_path / "why.png")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("why.doc", r"ends in .png or another of .*jpg, .*svg, .*, found 'why.doc'"),
+        ("why", "found 'why'"),
+        ("why.pgf", "found 'why.pgf'"),
+        ("none/why.png", "a folder that exists, found none at .*none; create it first"),
+        ("folder.png", "the name of a file, found the folder"),
+    ],
+)
+def test_a_path_that_cannot_be_written_is_refused_before_the_agent_is_built(
+    name: str, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "folder.png").mkdir()
+    agent = gambler("dqn", [1.0, 2.0])
+    with pytest.raises(UsageError, match=words):
+        agent.explain([1.0, 0.0], tmp_path / name)
+    assert agent._agent is None
+
+
+def test_a_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    agent = gambler("dqn", [1.0, 2.0])
+    with pytest.raises(MissingExtra, match=r"pip install 'rl-training\[report\]'"):
+        agent.explain([1.0, 0.0], tmp_path / "why.png")
+
+
+# Files and the command line
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [("a.png", b"\x89PNG"), ("a.PDF", b"%PDF"), ("a.svg", b"<?xml"), ("a.jpg", b"\xff\xd8")],
+)
+def test_the_suffix_names_the_format(name: str, start: bytes, tmp_path: Path) -> None:
+    path = quantile_agent().explain([1.0, 0.0], str(tmp_path / name))
+    assert path == tmp_path / name
+    assert path.read_bytes().startswith(start)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    return {
+        algo: train_config(tiny_config(algo, folder / algo)).run_dir
+        for algo in (*VALUE_BASED, "ppo")
+    }
+
+
+def predict(run_dir: Path, *words: object, stdin: str | None = None) -> Result:
+    arguments = ["predict", "--checkpoint", run_dir, *words]
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
+
+
+@pytest.mark.parametrize("algo", VALUE_BASED)
+def test_predict_prints_the_action_and_draws_the_picture(
+    algo: str, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "why.png"
+    words = ("--observation", json.dumps(OBSERVATION))
+    plain = predict(runs[algo], *words)
+    result = predict(runs[algo], *words, "--explain", path)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"{plain.stdout}written: {path}\n"
+    assert path.read_bytes().startswith(b"\x89PNG")
+    from_python = VALUE_BASED[algo].load(runs[algo]).explain(OBSERVATION, tmp_path / "again.png")
+    assert from_python.read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("algo", VALUE_BASED)
+def test_a_trained_agents_picture_shows_its_step_and_its_action(
+    algo: str, runs: dict[str, Path]
+) -> None:
+    agent = VALUE_BASED[algo].load(runs[algo])
+    figure, axes = pictured(agent, OBSERVATION)
+    assert figure.get_suptitle().endswith(" on CartPole-v1, step 240")
+    action = int(agent.predict(OBSERVATION)[0])
+    assert labels(axes)[action] == f"greedy: {action}"
+
+
+@pytest.mark.parametrize(
+    ("algo", "words", "said"),
+    [
+        ("ppo", ("--observation", "[0, 0, 0, 0]"), "(dqn, qr_dqn, c51), found PPO"),
+        ("dqn", ("--observation", "[[0, 0, 0, 0], [1, 1, 1, 1]]"), "found a batch of 2"),
+        ("dqn", (), "give it with --observation"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_and_nothing_is_printed(
+    algo: str, words: tuple[str, ...], said: str, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "why.png"
+    result = predict(runs[algo], *words, "--explain", path, stdin="[0, 0, 0, 0]\n")
+    assert result.exit_code == 2, result.output
+    assert said in result.stderr
+    assert result.stdout == ""
+    assert not path.exists()
+
+
+def test_a_wrong_path_is_reported_before_the_checkpoint_is_looked_for(tmp_path: Path) -> None:
+    words = ("--observation", "[0]", "--explain", tmp_path / "why.doc")
+    result = predict(tmp_path / "no run", *words)
+    assert result.exit_code == 2, result.output
+    assert "found 'why.doc'" in result.stderr
