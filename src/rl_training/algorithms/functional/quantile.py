@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from rl_training.algorithms.functional.shapes import expect_shapes
-from rl_training.data.arrays import Array, constant, namespace
+from rl_training.data.arrays import Array, constant
 
 CHUNK = 65_536  # pairs compared at once on arrays: what stays in a processor's cache
 
@@ -32,34 +33,27 @@ def quantile_huber(quantiles: Array, targets: Array) -> RowLosses:
     Summed over the quantiles, averaged over the samples; N and M may differ.
     """
     expect_shapes("B N, B M", quantiles, targets)
-    targets = constant(targets)
-    shares = midpoints(quantiles.shape[1])
+    mine, samples, shares = quantiles.T, constant(targets).T, midpoints(quantiles.shape[1])
     if not isinstance(quantiles, np.ndarray):
-        shares = namespace(quantiles).as_tensor(shares, device=quantiles.device)
-        return RowLosses(*_compare(quantiles, targets, shares))
-    size = max(1, CHUNK // (quantiles.shape[1] * targets.shape[1]))
-    pieces = [
-        _compare(quantiles[start : start + size], targets[start : start + size], shares)
-        for start in range(0, len(quantiles), size)
-    ]
-    return RowLosses(*map(np.concatenate, zip(*pieces, strict=True)))
+        shares = torch.as_tensor(shares, device=quantiles.device)
+        return RowLosses(*_compare(mine, samples, shares))
+    mine, samples = mine.copy(), samples.copy()  # the batch last: long rows without gaps
+    size = max(1, CHUNK // samples.size)
+    starts = range(0, len(mine), size)
+    pieces = [_compare(mine[i : i + size], samples, shares[i : i + size]) for i in starts]
+    rows, gradients = zip(*pieces, strict=True)
+    return RowLosses(sum(rows), np.concatenate(gradients, 1))
 
 
-def _compare(quantiles: Array, targets: Array, shares: Any) -> tuple[Array, Array]:
-    """Every quantile with every sample.
+def _compare(quantiles: Array, targets: Array, shares: Array) -> tuple[Array, Array]:
+    """The loss [B] of quantiles [N, B], each compared with every sample [M, B], and its gradient.
 
-    Huber's derivative is the error held within 1, here apart for errors above and below zero, and
-    Huber itself is slope * (error - slope / 2).
+    Huber's derivative is the error held within 1, and Huber itself slope * (error - slope / 2). A
+    positive error counts with the quantile's share of probability and a negative one with the rest:
+    slope / 2 + (share - 1/2) * |slope|.
     """
-    xp, count = namespace(quantiles), targets.shape[1]
-    error = targets[:, None, :] - quantiles[:, :, None]
-    above, below = error.clip(0.0, 1.0), error.clip(-1.0, 0.0)
-
-    def sums(slope: Array) -> Array:
-        products, squares = (xp.einsum("bnm,bnm->bn", slope, x) for x in (error, slope))
-        return products - 0.5 * squares
-
-    rows = shares * sums(above) + (1 - shares) * sums(below)
-    ones = xp.ones_like(targets[0])  # a product with them sums faster than `sum` does
-    pull = shares * (above @ ones) + (1 - shares) * (below @ ones)
-    return rows.sum(-1) / count, constant(pull) / -count
+    error = targets - quantiles[:, None]
+    half = error.clip(-1.0, 1.0) * 0.5
+    weighted = half + abs(half) * (2 * shares - 1)[:, None, None]
+    rows = (weighted * (error - half)).sum((0, 1)) / len(targets)
+    return rows, constant(weighted).sum(1).T / -len(targets)
