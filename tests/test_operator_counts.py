@@ -35,14 +35,14 @@ class Counts(NamedTuple):
 
 # Per algorithm and per way of learning: a gradient step, a vector step, and sampling.
 FIGURES = {
-    ("dqn", "arrays"): (Counts(1, 42, 71), Counts(0, 8, 48), Counts(0, 0, 18)),
-    ("dqn", "tensors"): (Counts(55, 0, 98), Counts(0, 8, 48), Counts(0, 0, 18)),
-    ("qr_dqn", "arrays"): (Counts(1, 93, 131), Counts(0, 10, 57), Counts(0, 0, 18)),
-    ("qr_dqn", "tensors"): (Counts(94, 0, 151), Counts(0, 10, 57), Counts(0, 0, 18)),
-    ("c51", "arrays"): (Counts(1, 74, 115), Counts(0, 14, 55), Counts(0, 0, 18)),
-    ("c51", "tensors"): (Counts(107, 0, 151), Counts(0, 14, 55), Counts(0, 0, 18)),
-    ("ppo", "arrays"): (Counts(5.5, 111.125, 148.375), Counts(0, 9, 58), Counts(0, 0, 0)),
-    ("ppo", "tensors"): (Counts(155.5, 0, 178.75), Counts(0, 9, 58), Counts(0, 0, 0)),
+    ("dqn", "arrays"): (Counts(1, 42, 68), Counts(0, 8, 48), Counts(0, 0, 18)),
+    ("dqn", "tensors"): (Counts(55, 0, 95), Counts(0, 8, 48), Counts(0, 0, 18)),
+    ("qr_dqn", "arrays"): (Counts(1, 84, 129), Counts(0, 10, 57), Counts(0, 0, 18)),
+    ("qr_dqn", "tensors"): (Counts(87, 0, 130), Counts(0, 10, 57), Counts(0, 0, 18)),
+    ("c51", "arrays"): (Counts(1, 74, 112), Counts(0, 14, 55), Counts(0, 0, 18)),
+    ("c51", "tensors"): (Counts(107, 0, 148), Counts(0, 14, 55), Counts(0, 0, 18)),
+    ("ppo", "arrays"): (Counts(5.5, 111.125, 142.375), Counts(0, 9, 58), Counts(0, 0, 0)),
+    ("ppo", "tensors"): (Counts(155.5, 0, 172.75), Counts(0, 9, 58), Counts(0, 0, 0)),
 }
 STEPS = ("gradient step", "vector step", "sampling")
 SLACK = 0.95

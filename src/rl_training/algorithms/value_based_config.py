@@ -64,6 +64,15 @@ class ValueBasedConfig(OffPolicyHyperParameters):
         return self
 
     @model_validator(mode="after")
+    def _priorities_are_used(self) -> Self:
+        for name in ("priority_exponent", "priority_correction"):
+            untouched = getattr(self, name) == type(self).model_fields[name].default
+            check(
+                self.prioritized or untouched, f"{name} has a meaning with prioritized: true only"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _streams_have_a_layer(self) -> Self:
         check(
             not self.dueling or self.network is not None or len(self.hidden_sizes) > 0,

@@ -84,13 +84,14 @@ class MLP(nn.Module):
         to_input: bool,
     ) -> Array:
         xp, grads = namespace(grad), self._grads_for(grad)
+        activated = self._features  # whether the layer's output went through the activation
         for depth in reversed(range(len(layers))):
             x, y, (by_weight, by_bias) = seen[depth], seen[depth + 1], grads[depth]
-            if self._features or depth + 1 < len(layers):
+            if activated:
                 grad *= y > 0 if self._activation == "relu" else 1 - y * y
             xp.matmul(grad.T, x, out=by_weight)
             add_up(grad, out=by_bias)
-            grad = grad @ layers[depth][0] if depth or to_input else None
+            grad, activated = grad @ layers[depth][0] if depth or to_input else None, True
         return grad
 
     def _activate(self, x: Array) -> Array:

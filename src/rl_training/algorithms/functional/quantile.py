@@ -33,11 +33,12 @@ def quantile_huber(quantiles: Array, targets: Array) -> RowLosses:
     Summed over the quantiles, averaged over the samples; N and M may differ.
     """
     expect_shapes("B N, B M", quantiles, targets)
-    mine, samples, shares = quantiles.T, constant(targets).T, midpoints(quantiles.shape[1])
+    mine, samples = quantiles.T, constant(targets).T
     if not isinstance(quantiles, np.ndarray):
-        shares = torch.as_tensor(shares, device=quantiles.device)
+        shares = (torch.arange(len(mine), device=quantiles.device) + 0.5) / len(mine)
         return RowLosses(*_compare(mine, samples, shares))
     mine, samples = mine.copy(), samples.copy()  # the batch last: long rows without gaps
+    shares = midpoints(len(mine))
     size = max(1, CHUNK // samples.size)
     starts = range(0, len(mine), size)
     pieces = [_compare(mine[i : i + size], samples, shares[i : i + size]) for i in starts]
