@@ -35,8 +35,8 @@ def quantile_huber(quantiles: Array, targets: Array) -> RowLosses:
     expect_shapes("B N, B M", quantiles, targets)
     mine, samples = quantiles.T, constant(targets).T
     if not isinstance(quantiles, np.ndarray):
-        shares = (torch.arange(len(mine), device=quantiles.device) + 0.5) / len(mine)
-        return RowLosses(*_compare(mine, samples, shares))
+        middles = (torch.arange(len(mine), device=quantiles.device) + 0.5) / len(mine)
+        return RowLosses(*_compare(mine, samples, middles))
     mine, samples = mine.copy(), samples.copy()  # the batch last: long rows without gaps
     shares = midpoints(len(mine))
     size = max(1, CHUNK // samples.size)
