@@ -2,8 +2,8 @@
 
     python examples/qr_dqn_cartpole_reference.py --steps 20000
 
-`rl-training train --config qr_dqn/cartpole` does the same with checkpoints, logs and resume; this
-script is for reading, beside `dqn_cartpole_reference.py`. Comments say what differs from DQN.
+`rl-training train --config qr_dqn/cartpole` does the same with a dueling network, checkpoints, logs
+and resume; this script is for reading, beside `dqn_cartpole_reference.py`, and says what is new.
 """
 
 import argparse

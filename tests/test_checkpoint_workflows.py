@@ -7,6 +7,7 @@ import logging
 import shutil
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from rl_training.errors import CheckpointError, ConfigError, UsageError
 from rl_training.experiment.checkpointing import find_checkpoint, write_checkpoint
 from rl_training.experiment.config_loading import dump_yaml
 from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.registry import get_spec
 from rl_training.runtime.result import TrainingInterrupted
+from rl_training.runtime.resuming import check_same_run
 from rl_training.runtime.training_run import TrainingRun
 from toy_envs import CountingEnv, GeneratorEnv, LeakyEnv
 from training import StopAt, final_state, tiny_config
@@ -518,3 +521,16 @@ def test_a_run_that_ended_past_its_budget_can_be_resumed_with_it(tmp_path: Path)
     assert train_dqn(config, resume=first.run_dir).global_step == 245
     with pytest.raises(UsageError, match="at least the 245 steps that are done"):
         train_dqn(config.with_changes(total_timesteps=244), resume=first.run_dir)
+
+
+def test_a_run_from_before_an_option_existed_goes_on_with_its_default(tmp_path: Path) -> None:
+    config = tiny_config("dqn", tmp_path)
+    run_dir = interrupted(config, 130)
+    checkpoint = find_checkpoint(run_dir)
+    saved = json.loads(json.dumps(checkpoint.info["config"]))
+    del saved["algo_kwargs"]["dueling"], saved["execution"]
+    older = replace(checkpoint, info=checkpoint.info | {"config": saved})
+    check_same_run(older, config, get_spec("dqn").hyper)
+    asked = config.with_changes(algo_kwargs=config.algo_kwargs | {"dueling": True})
+    with pytest.raises(ConfigError, match=r"algo_kwargs.dueling: saved False, given True"):
+        check_same_run(older, asked, get_spec("dqn").hyper)

@@ -320,7 +320,7 @@ def test_predict_prints_the_action_and_draws_the_picture(
     plain = predict(runs[algo], *words)
     result = predict(runs[algo], *words, "--explain", path)
     assert result.exit_code == 0, result.output
-    assert result.stdout == f"{plain.stdout}written: {path}\n"
+    assert (result.stdout, result.stderr) == (plain.stdout, f"written: {path}\n")
     assert path.read_bytes().startswith(b"\x89PNG")
     from_python = VALUE_BASED[algo].load(runs[algo]).explain(OBSERVATION, tmp_path / "again.png")
     assert from_python.read_bytes() == path.read_bytes()

@@ -129,7 +129,7 @@ def test_the_quantiles_at_the_fork_minimise_the_quantile_huber_loss() -> None:
     For a share t < 1/2 the pull of the far peak, t / 2, and that of the near one,
     (1 - t) * distance / 2, cancel at the distance t / (1 - t); above 1/2 likewise.
     """
-    shares = midpoints(20).astype(np.float64)
+    shares = midpoints(np.zeros((1, 20))).astype(np.float64)
     low, high = shares[:10], shares[10:]
     expected = np.concatenate([low / (1 - low), 9 - (1 - high) / high])
     np.testing.assert_allclose(output(qr_dqn(), FORK), expected, atol=0.1)

@@ -37,8 +37,8 @@ class Counts(NamedTuple):
 FIGURES = {
     ("dqn", "arrays"): (Counts(1, 42, 68), Counts(0, 8, 48), Counts(0, 0, 18)),
     ("dqn", "tensors"): (Counts(55, 0, 95), Counts(0, 8, 48), Counts(0, 0, 18)),
-    ("qr_dqn", "arrays"): (Counts(1, 84, 129), Counts(0, 10, 57), Counts(0, 0, 18)),
-    ("qr_dqn", "tensors"): (Counts(87, 0, 130), Counts(0, 10, 57), Counts(0, 0, 18)),
+    ("qr_dqn", "arrays"): (Counts(1, 84, 134), Counts(0, 10, 57), Counts(0, 0, 18)),
+    ("qr_dqn", "tensors"): (Counts(137, 0, 170), Counts(0, 10, 57), Counts(0, 0, 18)),
     ("c51", "arrays"): (Counts(1, 74, 112), Counts(0, 14, 55), Counts(0, 0, 18)),
     ("c51", "tensors"): (Counts(107, 0, 148), Counts(0, 14, 55), Counts(0, 0, 18)),
     ("ppo", "arrays"): (Counts(5.5, 111.125, 142.375), Counts(0, 9, 58), Counts(0, 0, 0)),

@@ -31,8 +31,9 @@ from value_batches import (
 
 
 def test_quantiles_stand_at_the_middles_of_equal_shares() -> None:
-    assert midpoints(2).tolist() == [0.25, 0.75]
-    assert midpoints(4).tolist() == [0.125, 0.375, 0.625, 0.875]
+    for kind in (np.zeros, torch.zeros):
+        assert midpoints(kind((3, 2))).tolist() == [0.25, 0.75]
+        assert midpoints(kind((3, 4))).tolist() == [0.125, 0.375, 0.625, 0.875]
 
 
 def test_as_many_samples_as_quantiles() -> None:

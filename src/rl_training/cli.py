@@ -193,7 +193,7 @@ def predict(
     ] = False,
     explain: Annotated[
         Path | None,
-        typer.Option("--explain", help="Draw there what is expected of each action [report]."),
+        typer.Option("--explain", help="Draw there what each action promises (report extra)."),
     ] = None,
     device: DeviceOption = None,
     debug: DebugOption = False,

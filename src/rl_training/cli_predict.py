@@ -31,7 +31,7 @@ def show_actions(
         for line in [observation] if observation is not None else input_lines():
             obs, starts = parse_observation(line)
             action, state = managed.predict(obs, state, starts, deterministic=not stochastic)
-            answer = json.dumps({"action": action.tolist()})
-            if explain is not None:
-                answer += f"\nwritten: {managed.explain(obs, explain)}"
-            typer.echo(answer)
+            picture = None if explain is None else managed.explain(obs, explain)
+            typer.echo(json.dumps({"action": action.tolist()}))
+            if picture is not None:
+                typer.echo(f"written: {picture}", err=True)

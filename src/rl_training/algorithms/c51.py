@@ -42,9 +42,11 @@ class C51Config(ValueBasedConfig):
 
     @model_validator(mode="after")
     def _a_range_of_returns(self) -> Self:
+        apart = (self.v_max - self.v_min) / (self.num_atoms - 1)
         check(
-            self.v_min < self.v_max,
-            f"expected v_min below v_max, found {self.v_min} and {self.v_max}",
+            apart > 1e-5 * max(abs(self.v_min), abs(self.v_max)),
+            f"expected v_min below v_max, so far that {self.num_atoms} returns between them can be "
+            f"told apart, found {self.v_min} and {self.v_max}",
         )
         return self
 
@@ -73,7 +75,7 @@ def c51_loss(
     probabilities = xp.exp(log_probabilities)
     value, target_value = probabilities @ support, target @ support
     crossed = -(target * log_probabilities).sum(-1)
-    entropy = -(target * xp.log(target.clip(1e-38, 1.0))).sum(-1)
+    entropy = -(target * xp.log(target.clip(1e-30, 1.0))).sum(-1)
     error = constant(abs(value - target_value))
     numbers = means(crossed * batch.weight, value, target_value, error)
     gradient = xp.zeros_like(logits)

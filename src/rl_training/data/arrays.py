@@ -110,6 +110,11 @@ def on_host(x: Array) -> np.ndarray:
     return x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else x
 
 
+def contiguous(x: Array) -> Array:
+    """With its last axis in consecutive memory."""
+    return x.contiguous() if isinstance(x, torch.Tensor) else x.copy()
+
+
 def constant(x: Array) -> Array:
     """The same numbers, without a gradient."""
     return x.detach() if isinstance(x, torch.Tensor) else x

@@ -14,6 +14,7 @@ from rl_training.errors import NonFiniteError
 from rl_training.experiment.config import Schedule, scheduled_value
 
 SMALLEST_ERROR = 1e-6  # added to each error, so that no transition is lost for good
+MOST_CHANGES = 1024  # arrays of slots kept until the tree is used
 MOST_TREE_BYTES = 32  # per row: a tree has up to four nodes for each
 
 
@@ -65,6 +66,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def _stored(self, here: np.ndarray, there: np.ndarray) -> None:
         self._changed += (here.copy(), there)
+        if len(self._changed) > MOST_CHANGES:
+            self._weigh_new()
 
     def _weigh_new(self) -> None:
         """Give what was stored the highest weight, and what was overwritten none."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from rl_training.data.arrays import Array, like, softmax
+from rl_training.data.arrays import Array, softmax
 from rl_training.data.types import EnvSpec
 from rl_training.models.blocks import PullBack
 from rl_training.models.dueling import action_layers
@@ -16,8 +17,6 @@ from rl_training.models.dueling import action_layers
 
 class MLPCategoricalQNetwork(nn.Module):
     """Logits over `num_atoms` returns, evenly spaced from `v_min` to `v_max`."""
-
-    support: torch.Tensor
 
     def __init__(
         self,
@@ -32,7 +31,7 @@ class MLPCategoricalQNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.layers = action_layers(obs_dim, action_dim, hidden_sizes, num_atoms, dueling)
-        self.register_buffer("support", torch.linspace(v_min, v_max, num_atoms), persistent=False)
+        self._support = torch.linspace(v_min, v_max, num_atoms)
         self._shape = (-1, action_dim, num_atoms)
 
     @classmethod
@@ -54,4 +53,6 @@ class MLPCategoricalQNetwork(nn.Module):
     def act(self, obs: Array) -> Array:
         """The action of each row with the highest expected return."""
         logits = self.forward(obs)
-        return (softmax(logits) @ like(self.support, logits)).argmax(-1)
+        if isinstance(logits, np.ndarray):
+            return (softmax(logits) @ self._support.numpy()).argmax(-1)
+        return (softmax(logits) @ self._support.to(logits)).argmax(-1)

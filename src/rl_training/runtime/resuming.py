@@ -10,7 +10,8 @@ from typing import Any
 
 from rl_training.errors import CheckpointError, ConfigError, UsageError
 from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint
-from rl_training.experiment.config import TrainConfig, is_placeholder
+from rl_training.experiment.config import HyperParameters, TrainConfig, is_placeholder
+from rl_training.experiment.config_base import plain
 
 logger = logging.getLogger("rl_training")
 
@@ -34,11 +35,13 @@ FREE_KEYS = frozenset(
 LAST_BITS = ("device", "threads", "execution")
 
 
-def checkpoint_to_resume(path: str | Path, config: TrainConfig) -> Checkpoint:
+def checkpoint_to_resume(
+    path: str | Path, config: TrainConfig, hyper: type[HyperParameters]
+) -> Checkpoint:
     """The newest whole checkpoint at `path`, if `config` continues its run."""
     checkpoint = located(find_checkpoint(Path(path)))
     report_skipped(checkpoint)
-    check_same_run(checkpoint, config)
+    check_same_run(checkpoint, config, hyper)
     return checkpoint
 
 
@@ -48,14 +51,16 @@ def report_skipped(checkpoint: Checkpoint) -> None:
         logger.warning("passed over a damaged checkpoint: %s", reason)
 
 
-def check_same_run(checkpoint: Checkpoint, config: TrainConfig) -> None:
+def check_same_run(
+    checkpoint: Checkpoint, config: TrainConfig, hyper: type[HyperParameters]
+) -> None:
     """Refuse to continue a run with a configuration that would compute something else."""
     if not checkpoint.has("loop"):
         raise CheckpointError(
             f"{checkpoint.path} holds a policy without its training state, so it can be evaluated "
             "but not resumed; resume from the run directory or a step_* checkpoint"
         )
-    saved, given = _flat(checkpoint.info["config"]), _flat(config.to_plain())
+    saved, given = _flat(_completed(checkpoint.info["config"], hyper)), _flat(config.to_plain())
     differing = [
         f"{key}: saved {saved.get(key)!r}, given {given.get(key)!r}"
         for key in sorted(saved.keys() | given.keys())
@@ -75,6 +80,17 @@ def check_same_run(checkpoint: Checkpoint, config: TrainConfig) -> None:
             f"total_timesteps: expected at least the {done} steps that are done already, found "
             f"{total}; it is the budget of the whole run, not what to add to it"
         )
+
+
+def _completed(saved: dict[str, Any], hyper: type[HyperParameters]) -> dict[str, Any]:
+    """A saved configuration with the defaults of the keys that came after it."""
+    defaults = {
+        name: plain(field.get_default(call_default_factory=True))
+        for name, field in TrainConfig.model_fields.items()
+        if not field.is_required()
+    }
+    keys = hyper().to_plain() | saved["algo_kwargs"]
+    return defaults | saved | {"algo_kwargs": keys}
 
 
 def located(checkpoint: Checkpoint) -> Checkpoint:

@@ -82,7 +82,7 @@ def train(
     callbacks = _checked_callbacks(callbacks)
     plan = RunPlan(spec=spec, config=config, hyper=hyper, callbacks=callbacks)
     refuse_lost_objects(config)
-    checkpoint = None if resume is None else checkpoint_to_resume(resume, config)
+    checkpoint = None if resume is None else checkpoint_to_resume(resume, config, spec.hyper)
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
         stack.enter_context(threads(config, checkpoint.info.get("threads") if checkpoint else None))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from rl_training.algorithms.functional.shapes import expect_shapes
-from rl_training.data.arrays import Array, constant
+from rl_training.data.arrays import Array, constant, contiguous, namespace
 
-CHUNK = 65_536  # pairs compared at once on arrays: what stays in a processor's cache
+CHUNK = 65_536  # pairs compared at once on a CPU: what stays in a processor's cache
 
 
 class RowLosses(NamedTuple):
@@ -21,10 +20,12 @@ class RowLosses(NamedTuple):
     gradient: Array
 
 
-@lru_cache(maxsize=16)
-def midpoints(count: int) -> np.ndarray:
-    """The middles of `count` equal shares of probability (Lemma 2): (i + 1/2) / count."""
-    return ((np.arange(count) + 0.5) / count).astype(np.float32)
+def midpoints(quantiles: Array) -> Array:
+    """The middles of N equal shares of probability (Lemma 2), (i + 1/2) / N, for [B, N]."""
+    count = quantiles.shape[1]
+    if isinstance(quantiles, np.ndarray):
+        return (np.arange(count, dtype=np.float32) + np.float32(0.5)) / np.float32(count)
+    return (torch.arange(count, device=quantiles.device) + 0.5) / count
 
 
 def quantile_huber(quantiles: Array, targets: Array) -> RowLosses:
@@ -33,17 +34,16 @@ def quantile_huber(quantiles: Array, targets: Array) -> RowLosses:
     Summed over the quantiles, averaged over the samples; N and M may differ.
     """
     expect_shapes("B N, B M", quantiles, targets)
-    mine, samples = quantiles.T, constant(targets).T
-    if not isinstance(quantiles, np.ndarray):
-        middles = (torch.arange(len(mine), device=quantiles.device) + 0.5) / len(mine)
-        return RowLosses(*_compare(mine, samples, middles))
-    mine, samples = mine.copy(), samples.copy()  # the batch last: long rows without gaps
-    shares = midpoints(len(mine))
-    size = max(1, CHUNK // samples.size)
+    xp, shares = namespace(quantiles), midpoints(quantiles)
+    # The batch last: long rows without gaps.
+    mine, samples = contiguous(quantiles.T), contiguous(constant(targets).T)
+    if xp is torch and (quantiles.is_cuda or torch.compiler.is_compiling()):
+        return RowLosses(*_compare(mine, samples, shares))
+    size = max(1, CHUNK // (len(samples) * len(quantiles)))
     starts = range(0, len(mine), size)
     pieces = [_compare(mine[i : i + size], samples, shares[i : i + size]) for i in starts]
     rows, gradients = zip(*pieces, strict=True)
-    return RowLosses(sum(rows), np.concatenate(gradients, 1))
+    return RowLosses(sum(rows), xp.concatenate(gradients, 1))
 
 
 def _compare(quantiles: Array, targets: Array, shares: Array) -> tuple[Array, Array]:
