@@ -344,7 +344,7 @@ def test_a_network_of_the_wrong_shape_is_refused() -> None:
 
 @pytest.mark.parametrize(("v_min", "v_max"), [(1.0, 1.0), (2.0, -2.0), (10.0, 10.0)])
 def test_ends_the_wrong_way_round_are_refused(v_min: float, v_max: float) -> None:
-    with pytest.raises(ValueError, match=f"v_min below v_max, found {v_min} and {v_max}"):
+    with pytest.raises(ValueError, match=f"v_min below v_max, .* found {v_min} and {v_max}"):
         C51Config(v_min=v_min, v_max=v_max)
 
 
