@@ -14,27 +14,13 @@ from rl_training.algorithms.base import UpdateResult
 from rl_training.algorithms.dqn import DQN, DQNConfig, dqn_loss
 from rl_training.algorithms.functional.shapes import expect_shapes
 from rl_training.algorithms.functional.td import q_target
-from rl_training.data.types import Batch, EnvSpec, Moment
+from rl_training.data.types import EnvSpec, Moment
 from rl_training.errors import ConfigError
 from rl_training.models.mlp_q_network import MLPQNetwork
+from value_batches import make_batch
 
 SPEC = EnvSpec(env_id="toy", obs_shape=(1,), action_kind="discrete", num_actions=2)
 START = Moment(env_steps=0, horizon=100)
-
-
-def make_batch(
-    action: list[int], reward: list[float], discount: list[float], weight: list[float] | None = None
-) -> Batch:
-    size = len(action)
-    return Batch(
-        obs=torch.ones(size, 1),
-        action=torch.tensor(action),
-        reward=torch.tensor(reward),
-        next_obs=torch.ones(size, 1),
-        discount=torch.tensor(discount),
-        weight=torch.ones(size) if weight is None else torch.tensor(weight),
-        slots=np.arange(size),
-    )
 
 
 class TwoWeights(nn.Module):

@@ -13,7 +13,6 @@ from pydantic import Field, model_validator
 from torch import nn
 from typing_extensions import Self
 
-from rl_training.algorithms.checks import check_network
 from rl_training.algorithms.functional.categorical import project
 from rl_training.algorithms.functional.td import chosen
 from rl_training.algorithms.value_based import METRICS, LossResult, ValueBased
@@ -98,10 +97,14 @@ class C51(ValueBased):
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        check_network(model, spec, (spec.num_actions, hyper.num_atoms))
         super().__init__(model, hyper, spec, seed=seed, device=device)
         self._tensor = torch.linspace(hyper.v_min, hyper.v_max, hyper.num_atoms).to(self.device)
         self._array = on_host(self._tensor)
+
+    @staticmethod
+    def per_action(hyper: C51Config) -> tuple[int, ...]:
+        """One number per return."""
+        return (hyper.num_atoms,)
 
     def support(self, x: Array) -> Array:
         """The returns of the distribution, as an array if `x` is one."""

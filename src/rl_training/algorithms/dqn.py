@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from pydantic import Field
-from torch import nn
 
-from rl_training.algorithms.checks import check_network
 from rl_training.algorithms.functional.shapes import expect_shapes
 from rl_training.algorithms.functional.td import chosen, q_target
 from rl_training.algorithms.value_based import METRICS, LossResult, ValueBased
 from rl_training.algorithms.value_based_config import ValueBasedConfig
 from rl_training.data.arrays import Array, constant, means, namespace, rows_of
 from rl_training.data.metrics import Metrics
-from rl_training.data.types import Batch, EnvSpec
+from rl_training.data.types import Batch
 
 
 class DQNConfig(ValueBasedConfig):
@@ -62,20 +59,9 @@ def dqn_loss(
 class DQN(ValueBased):
     """Q-learning with a neural network and a target network."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        hyper: DQNConfig,
-        spec: EnvSpec,
-        *,
-        seed: int = 0,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        check_network(model, spec, (spec.num_actions,))
-        super().__init__(model, hyper, spec, seed=seed, device=device)
-        self.kind = hyper.loss
+    hyper: DQNConfig
 
     def loss(self, output: Array, following: Array, selector: Array, batch: Batch) -> LossResult:
         """`dqn_loss` of the kind that was asked for."""
         selector = selector if self.hyper.double else None
-        return dqn_loss(output, following, batch, selector=selector, kind=self.kind)
+        return dqn_loss(output, following, batch, selector=selector, kind=self.hyper.loss)

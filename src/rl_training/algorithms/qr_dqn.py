@@ -7,18 +7,15 @@ and a gradient-norm bound of 10.
 
 from __future__ import annotations
 
-import torch
 from pydantic import Field
-from torch import nn
 
-from rl_training.algorithms.checks import check_network
 from rl_training.algorithms.functional.quantile import quantile_huber
 from rl_training.algorithms.functional.td import chosen
 from rl_training.algorithms.value_based import METRICS, LossResult, ValueBased
 from rl_training.algorithms.value_based_config import ValueBasedConfig
 from rl_training.data.arrays import Array, constant, means, namespace, rows_of
 from rl_training.data.metrics import Metrics
-from rl_training.data.types import Batch, EnvSpec
+from rl_training.data.types import Batch
 
 
 class QRDQNConfig(ValueBasedConfig):
@@ -52,17 +49,10 @@ def qr_dqn_loss(
 class QRDQN(ValueBased):
     """Q-learning on quantiles of the return."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        hyper: QRDQNConfig,
-        spec: EnvSpec,
-        *,
-        seed: int = 0,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        check_network(model, spec, (spec.num_actions, hyper.num_quantiles))
-        super().__init__(model, hyper, spec, seed=seed, device=device)
+    @staticmethod
+    def per_action(hyper: QRDQNConfig) -> tuple[int, ...]:
+        """One number per quantile."""
+        return (hyper.num_quantiles,)
 
     def q_values(self, output: Array) -> Array:
         """The mean of each action's quantiles."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
 from rl_training.algorithms.base import Acting, Algorithm, UpdateResult
+from rl_training.algorithms.checks import check_network
 from rl_training.algorithms.exploration import EpsilonGreedy
 from rl_training.algorithms.gradients import vjp_of
 from rl_training.algorithms.optimization import Optimizer, TargetNetwork
@@ -34,7 +35,8 @@ class LossResult(NamedTuple):
 class ValueBased(Algorithm):
     """An online network, its optimiser, a target network and epsilon-greedy exploration.
 
-    A subclass writes `loss`, and `q_values` if its network gives more than Q-values.
+    A subclass writes `loss`, and where its network gives more than Q-values, `per_action` and
+    `q_values`.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class ValueBased(Algorithm):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__(device)
+        check_network(model, spec, (spec.num_actions, *self.per_action(hyper)))
         self.model = model.to(self.device)
         self.optimizer = Optimizer(
             self.model,
@@ -66,6 +69,11 @@ class ValueBased(Algorithm):
             "optimizer": self.optimizer,
             "exploration": self.exploration,
         }
+
+    @staticmethod
+    def per_action(hyper: Any) -> tuple[int, ...]:  # noqa: ARG004 - one number by default
+        """The shape of what the network gives for each action."""
+        return ()
 
     def q_values(self, output: Array) -> Array:
         """Q-values [B, A] from the network's output."""
