@@ -32,11 +32,11 @@ def main(steps: int, seed: int) -> float:
         v_min=0.0,
         v_max=100.0,  # a reward of 1 per step for ever, discounted by 0.99
         hidden_sizes=(128, 128),
-        learning_rate={"initial": 1e-3, "final": 0.0},
+        learning_rate={"initial": 2.5e-3, "final": 0.0},
         optimizer_eps=3e-4,
         epsilon={"initial": 1.0, "final": 0.04, "fraction": 0.16},
         batch_size=128,
-        tau=0.01,
+        tau=0.03,
         double=True,
         n_step=3,
     )
