@@ -17,7 +17,7 @@ from torch.testing import assert_close
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.dqn import DQNConfig
-from rl_training.algorithms.ppo import PPOConfig
+from rl_training.algorithms.ppo_config import PPOConfig
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import COMPILE_FROM_UPDATES
 from rl_training.experiment.registry import open_checkpoint

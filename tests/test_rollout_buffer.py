@@ -13,7 +13,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import nn
 
 from rl_training.algorithms.functional.gae import explained_variance, gae
-from rl_training.algorithms.ppo import PPO, PPOConfig
+from rl_training.algorithms.ppo import PPO
+from rl_training.algorithms.ppo_config import PPOConfig
 from rl_training.data.normalization import RewardNormalizer
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.data.types import EnvSpec, Moment, Rollout, Transitions
@@ -72,6 +73,8 @@ def transitions(
     truncated: list[int] | None = None,
     first: list[int] | None = None,
     valid: list[int] | None = None,
+    state: tuple[np.ndarray, ...] = (),
+    next_state: tuple[np.ndarray, ...] = (),
 ) -> Transitions:
     """One vector step by hand."""
     rows = len(obs)
@@ -88,7 +91,15 @@ def transitions(
         truncated=flags(truncated),
         first=flags(first),
         valid=flags(valid, 1),
+        state=state,
+        next_state=next_state,
     )
+
+
+def memory(*rows: list[float]) -> tuple[np.ndarray, np.ndarray]:
+    """A policy state of two parts, of two numbers and one: a row per environment."""
+    parts = np.array(rows, np.float32)
+    return parts[:, :2], parts[:, 2:]
 
 
 def buffer(steps: int, envs: int = 1, **options: Any) -> RolloutBuffer:
@@ -302,6 +313,92 @@ def test_a_half_filled_rollout_survives_saving() -> None:
     assert all(torch.equal(mine, expected) for mine, expected in pairs)
 
 
+def test_states_before_each_step_and_after_the_open_ends() -> None:
+    # Env 0 is truncated at t = 1 and then starts anew; env 1 terminates at t = 0 and t = 2.
+    store = buffer(3, 2, state_size=3)
+    states = [
+        (memory([1, 2, 3], [4, 5, 6]), memory([11, 12, 13], [14, 15, 16])),
+        (memory([11, 12, 13], [14, 15, 16]), memory([21, 22, 23], [24, 25, 26])),
+        (memory([21, 22, 23], [24, 25, 26]), memory([31, 32, 33], [34, 35, 36])),
+    ]
+    flags: list[dict[str, list[int]]] = [
+        {"first": [1, 0], "terminated": [0, 1]},
+        {"first": [0, 1], "truncated": [1, 0]},
+        {"first": [1, 0], "terminated": [0, 1]},
+    ]
+    for (before, after), ends in zip(states, flags, strict=True):
+        store.add(transitions([0, 0], [0, 0], [0, 0], state=before, next_state=after, **ends))
+    rollout = store.take()
+    assert rollout.state.tolist() == [
+        [[1, 2, 3], [4, 5, 6]],
+        [[11, 12, 13], [14, 15, 16]],
+        [[21, 22, 23], [24, 25, 26]],
+    ]
+    found = dict(
+        zip(rollout.bootstrap_rows.tolist(), rollout.bootstrap_state.tolist(), strict=True)
+    )
+    # Flat index t * 2 + n: the truncated row, and the newest of env 0.
+    assert found == {2: [21, 22, 23], 4: [31, 32, 33]}
+
+
+def test_a_taken_rollout_keeps_its_states() -> None:
+    store = buffer(1, 1, state_size=3)
+    before, after = memory([1, 2, 3]), memory([4, 5, 6])
+    store.add(transitions([1], [2], [3], state=before, next_state=after))
+    rollout = store.take()
+    for part in (*before, *after):
+        part[:] = 9  # the policy may write to its own arrays
+    store.add(transitions([1], [2], [3], state=before, next_state=after))
+    assert rollout.state.tolist() == [[[1, 2, 3]]]
+    assert rollout.bootstrap_state.tolist() == [[4, 5, 6]]
+
+
+def test_a_policy_without_a_memory_takes_no_room_for_one() -> None:
+    store = buffer(2, 3)
+    for _ in range(2):
+        store.add(transitions([1] * 3, [2] * 3, [0] * 3))
+    rollout = store.take()
+    assert rollout.state.shape == (2, 3, 0)
+    assert rollout.bootstrap_state.shape == (3, 0)
+
+
+def with_memory(number: int) -> Transitions:
+    """A vector step of two environments whose every state is another."""
+    before, after = (
+        memory(*np.arange(start, start + 6.0).reshape(2, 3).tolist())
+        for start in (100 * number, 100 * number + 50)
+    )
+    ends = {"truncated": [number % 2, 0], "first": [1 - number % 2, 0]}
+    return transitions([number] * 2, [0, 0], [0, 0], state=before, next_state=after, **ends)
+
+
+def test_a_half_filled_rollout_with_states_survives_saving() -> None:
+    straight, half, resumed = (buffer(5, 2, state_size=3) for _ in range(3))
+    for number in range(5):
+        straight.add(with_memory(number))
+    for number in range(3):
+        half.add(with_memory(number))
+    resumed.load_state_dict(half.state_dict())
+    for number in (3, 4):
+        resumed.add(with_memory(number))
+    expected = straight.take()
+    assert all(torch.equal(*pair) for pair in zip(resumed.take(), expected, strict=True))
+    assert len(set(expected.state.flatten().tolist())) == 5 * 6
+
+
+def test_rollouts_saved_before_there_were_states_still_load() -> None:
+    straight, half, resumed = (buffer(2, 1) for _ in range(3))
+    for store in (straight, half):
+        store.add(transitions([1], [2], [3], first=[1]))
+    saved = half.state_dict()
+    for name in ("state", "next_state"):
+        del saved["rows"][name]
+    resumed.load_state_dict(saved)
+    for store in (straight, resumed):
+        store.add(transitions([2], [4], [5]))
+    assert all(torch.equal(*pair) for pair in zip(resumed.take(), straight.take(), strict=True))
+
+
 def test_a_rollout_of_another_size_is_refused() -> None:
     saved = buffer(3, 1)
     saved.add(transitions([1], [2], [3]))
@@ -313,3 +410,5 @@ def test_a_rollout_of_another_size_is_refused() -> None:
 def test_memory_is_what_the_arrays_take() -> None:
     # Per row: two observations of 4 bytes, an action of 8, a reward of 4, four flags.
     assert buffer(5, 3).nbytes == 15 * (8 + 8 + 4 + 4)
+    # And two states of three numbers of 4 bytes.
+    assert buffer(5, 3, state_size=3).nbytes == 15 * (8 + 8 + 4 + 4 + 24)

@@ -70,6 +70,7 @@ class Agent:
         first = _episode_starts(episode_start, len(encoded), single) | (state is None)
         if state is None:
             state = self.algorithm.initial_state(len(encoded))
+        _check_rows(state, len(encoded))
         acting = self.act(encoded, state, first, explore=not deterministic)
         action = self.adapter.decode(acting.action)
         return (action[0] if single else action), acting.state
@@ -145,6 +146,15 @@ def _episode_starts(given: Any, rows: int, single: bool) -> np.ndarray:
             f"found {str(given)[:80]}"
         )
     return np.broadcast_to(flags, rows)
+
+
+def _check_rows(state: PolicyState, rows: int) -> None:
+    found = [len(part) for part in state]
+    if any(count != rows for count in found):
+        raise UsageError(
+            f"state: expected a row for each of the {rows} observations, found {found[0]}; pass "
+            "the state that the last predict gave for them, or None at the start"
+        )
 
 
 def _saved_spaces(checkpoint: Checkpoint) -> tuple[gym.Space[Any], gym.Space[Any]]:
