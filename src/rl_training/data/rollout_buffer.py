@@ -116,11 +116,17 @@ class RolloutBuffer:
             valid=self._tensor(self._valid),
             bootstrap_rows=self._tensor(rows),
             bootstrap_obs=self._tensor(self._next_obs.reshape(-1, *obs_shape)[rows]),
-            state=self._tensor(self._state),
-            bootstrap_state=self._tensor(self._next_state[np.divmod(rows, ended.shape[1])]),
+            **self._states(rows),
         )
         self._filled = 0
         return rollout
+
+    def _states(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
+        """The policy states before all rows and after those to bootstrap, if there are any."""
+        if not self._state.size:
+            return {}
+        after = self._next_state[np.divmod(rows, self._state.shape[1])]
+        return {"state": self._tensor(self._state), "bootstrap_state": self._tensor(after)}
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array.copy()).to(self.device)
