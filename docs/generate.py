@@ -32,7 +32,7 @@ from rl_training.runtime.spec import AlgorithmSpec, all_specs
 
 ROOT = Path(__file__).resolve().parent.parent
 CARDS = ROOT / "evidence"
-BENCHMARKS = ROOT / "benchmarks" / "results" / "latest.json"
+BENCHMARKS = ROOT / "benchmarks" / "results"
 
 WRONG = """\
 # wrong.yaml
@@ -127,11 +127,13 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def benchmarks() -> str:
-    """The tables of the latest benchmark."""
+    """The tables of the latest benchmark, and of those of single workloads after it."""
     sys.path.insert(0, str(ROOT))  # the benchmarks are no part of the installed package
     from benchmarks.summary import markdown_tables
 
-    return markdown_tables(json.loads(BENCHMARKS.read_text(encoding="utf-8")))
+    files = [BENCHMARKS / "latest.json", *sorted(BENCHMARKS.glob("latest-*.json"))]
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+    return "\n\n".join(map(markdown_tables, results))
 
 
 def mistakes_example() -> str:
