@@ -23,7 +23,7 @@ from rl_training.experiment.config_base import plain
 from rl_training.experiment.config_loading import find_config, packaged_configs
 from rl_training.experiment.config_words import expected_at
 from rl_training.experiment.evidence_card import Card, Published, read_cards
-from rl_training.experiment.evidence_picture import draw_card, is_drawn
+from rl_training.experiment.evidence_picture import draw_card, is_drawn, shown_name
 from rl_training.experiment.evidence_plan import seeds_text
 from rl_training.experiment.registry import resolve_config
 from rl_training.experiment.yaml_strict import dump_flow, parse_yaml
@@ -132,8 +132,9 @@ def benchmarks() -> str:
     from benchmarks.summary import markdown_tables
 
     files = [BENCHMARKS / "latest.json", *sorted(BENCHMARKS.glob("latest-*.json"))]
-    results = [json.loads(path.read_text(encoding="utf-8")) for path in files]
-    return "\n\n".join(map(markdown_tables, results))
+    newest, *others = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+    newer = [results for results in others if results["date"] > newest["date"]]
+    return "\n\n".join(map(markdown_tables, [newest, *newer]))
 
 
 def mistakes_example() -> str:
@@ -209,7 +210,7 @@ def short_results(cards: dict[str, Card]) -> str:
 
 def _card_section(name: str, card: Card) -> str:
     machine, published = card.machine, card.published
-    title = f"{card.configuration['algo'].upper()} on {card.configuration['env_id']}"
+    title = f"{shown_name(card.configuration['algo'])} on {card.configuration['env_id']}"
     facts = [
         f"- Result: interquartile mean {_interval(card)} over seeds "
         f"{seeds_text(card.seed_numbers)}, lowest {_figure(card.figures.lowest)}.",

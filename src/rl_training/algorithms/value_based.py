@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -32,11 +32,23 @@ class LossResult(NamedTuple):
     priority: Array
 
 
+class Returns(NamedTuple):
+    """The distribution of each action's return: `returns` [A, N] and their `probabilities` [A, N].
+
+    It consists of `quantiles` of equal probability, in order, of fixed `atoms`, or of a mean alone
+    (`values`, N = 1).
+    """
+
+    form: Literal["values", "quantiles", "atoms"]
+    returns: np.ndarray
+    probabilities: np.ndarray
+
+
 class ValueBased(Algorithm):
     """An online network, its optimiser, a target network and epsilon-greedy exploration.
 
-    A subclass writes `loss`, and where its network gives more than Q-values, `per_action` and
-    `q_values`.
+    A subclass writes `loss`, and where its network gives more than Q-values, `per_action`,
+    `q_values` and `returns`.
     """
 
     def __init__(
@@ -78,6 +90,10 @@ class ValueBased(Algorithm):
     def q_values(self, output: Array) -> Array:
         """Q-values [B, A] from the network's output."""
         return output
+
+    def returns(self, output: np.ndarray) -> Returns:
+        """What the network's output for one observation says of each action's return."""
+        return Returns("values", output[:, None], np.ones((len(output), 1)))
 
     def epsilon(self, moment: Moment) -> float:
         """Share of random actions; all of them during warm-up."""
