@@ -48,6 +48,11 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--workloads", default=",".join(WORKLOADS), help="default: %(default)s")
     run.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     run.add_argument("--scale", type=float, default=1.0, help="of the timed transitions")
+    run.add_argument(
+        "--name",
+        default="latest",
+        help="of the results; latest and latest-* are in the documentation. Default: %(default)s",
+    )
     scaling = commands.add_parser("scaling", allow_abbrev=False, help="measure how the cost grows")
     scaling.add_argument("--seconds", type=float, default=4.0, help="per point, roughly")
     for command, peers in ((run, ",".join(PEERS)), (scaling, "sb3")):
@@ -133,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
         save(results, args.output, dated(results))
 
     measure_all(workloads, found, args.rounds, after_round=after_round)
-    path = save(results, args.output, "latest")
+    path = save(results, args.output, args.name)
     console = Console(width=None if sys.stdout.isatty() else 120)
     for name in names:
         console.print(console_table(results, name))

@@ -23,7 +23,7 @@ from rl_training.experiment.config_base import plain
 from rl_training.experiment.config_loading import find_config, packaged_configs
 from rl_training.experiment.config_words import expected_at
 from rl_training.experiment.evidence_card import Card, Published, read_cards
-from rl_training.experiment.evidence_picture import draw_card, is_drawn
+from rl_training.experiment.evidence_picture import draw_card, is_drawn, shown_name
 from rl_training.experiment.evidence_plan import seeds_text
 from rl_training.experiment.registry import resolve_config
 from rl_training.experiment.yaml_strict import dump_flow, parse_yaml
@@ -32,7 +32,7 @@ from rl_training.runtime.spec import AlgorithmSpec, all_specs
 
 ROOT = Path(__file__).resolve().parent.parent
 CARDS = ROOT / "evidence"
-BENCHMARKS = ROOT / "benchmarks" / "results" / "latest.json"
+BENCHMARKS = ROOT / "benchmarks" / "results"
 
 WRONG = """\
 # wrong.yaml
@@ -127,11 +127,14 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def benchmarks() -> str:
-    """The tables of the latest benchmark."""
+    """The tables of the latest benchmark, and of those of single workloads after it."""
     sys.path.insert(0, str(ROOT))  # the benchmarks are no part of the installed package
     from benchmarks.summary import markdown_tables
 
-    return markdown_tables(json.loads(BENCHMARKS.read_text(encoding="utf-8")))
+    files = [BENCHMARKS / "latest.json", *sorted(BENCHMARKS.glob("latest-*.json"))]
+    newest, *others = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+    newer = [results for results in others if results["date"] > newest["date"]]
+    return "\n\n".join(map(markdown_tables, [newest, *newer]))
 
 
 def mistakes_example() -> str:
@@ -207,7 +210,7 @@ def short_results(cards: dict[str, Card]) -> str:
 
 def _card_section(name: str, card: Card) -> str:
     machine, published = card.machine, card.published
-    title = f"{card.configuration['algo'].upper()} on {card.configuration['env_id']}"
+    title = f"{shown_name(card.configuration['algo'])} on {card.configuration['env_id']}"
     facts = [
         f"- Result: interquartile mean {_interval(card)} over seeds "
         f"{seeds_text(card.seed_numbers)}, lowest {_figure(card.figures.lowest)}.",

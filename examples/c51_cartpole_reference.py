@@ -50,10 +50,8 @@ def main(steps: int, seed: int) -> float:
     # The agent. DQN's network gives the mean of the return that follows an action. This one gives
     # logits of its probabilities, [batch, actions, atoms]; the Q-value, by which it acts, is the
     # sum of probability times atom.
-    atoms = (hyper.num_atoms, hyper.v_min, hyper.v_max)
-    network = MLPCategoricalQNetwork(
-        adapter.spec.obs_dim, adapter.spec.num_actions, *atoms, hyper.hidden_sizes
-    )
+    shapes = (adapter.spec.obs_dim, adapter.spec.num_actions)
+    network = MLPCategoricalQNetwork(*shapes, hyper.num_atoms, hyper.hidden_sizes)
     c51 = C51(network, hyper, adapter.spec, seed=seed)
     replay = ReplayBuffer(
         adapter.spec, capacity=steps, gamma=hyper.gamma, n_step=hyper.n_step, seed=seed

@@ -306,6 +306,16 @@ def test_a_run_records_where_it_was_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("without_processes")
+def test_a_run_with_a_name_of_its_own_leaves_the_latest_alone(tmp_path: Path) -> None:
+    (tmp_path / "latest.json").write_text("as it was")
+    assert run_two_rounds(tmp_path, "--name", "latest-w1") == 0
+    assert (tmp_path / "latest.json").read_text() == "as it was"
+    named = json.loads((tmp_path / "latest-w1.json").read_text())
+    assert set(named["workloads"]) == {"W1"}
+    assert (tmp_path / "latest-w1.png").exists()
+
+
+@pytest.mark.usefixtures("without_processes")
 def test_an_interrupted_run_leaves_the_latest_alone(
     results: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -239,7 +239,7 @@ HOST = pytest.mark.parametrize("on_host", [True, False], ids=["arrays", "tensors
 
 def make(outputs: Any = 0.0, *, on_host: bool = False, **hyper: Any) -> C51:
     """A layer whose weights are the logits."""
-    network = MLPCategoricalQNetwork(1, 2, 3, -1.0, 1.0, ())
+    network = MLPCategoricalQNetwork(1, 2, 3, ())
     set_outputs(network, torch.as_tensor(outputs).expand(2, 3))
     settings = {"num_atoms": 3, "v_min": -1, "v_max": 1, "learning_rate": 0.01} | hyper
     c51 = C51(network, C51Config(**settings), SPEC)
@@ -324,7 +324,7 @@ def test_acting_is_greedy_by_the_expected_return() -> None:
 
 @pytest.mark.parametrize("dueling", [False, True])
 def test_the_network_gives_logits_and_acts_by_the_expected_return(dueling: bool) -> None:
-    network = MLPCategoricalQNetwork(3, 4, 7, -2.0, 5.0, (16, 16), dueling=dueling)
+    network = MLPCategoricalQNetwork(3, 4, 7, (16, 16), dueling=dueling)
     obs = 5 * torch.randn(20, 3)
     logits = network(obs)
     assert logits.shape == (20, 4, 7)
@@ -342,10 +342,18 @@ def test_a_network_of_the_wrong_shape_is_refused() -> None:
         C51(nn.Linear(1, 6), hyper, SPEC)
 
 
-@pytest.mark.parametrize(("v_min", "v_max"), [(1.0, 1.0), (2.0, -2.0), (10.0, 10.0)])
+@pytest.mark.parametrize(
+    ("v_min", "v_max"),
+    [(1.0, 1.0), (2.0, -2.0), (10.0, 10.0), (999_990.0, 1e6), (-1e6, -999_510.0)],
+)
 def test_ends_the_wrong_way_round_are_refused(v_min: float, v_max: float) -> None:
     with pytest.raises(ValueError, match=f"v_min below v_max, .* found {v_min} and {v_max}"):
         C51Config(v_min=v_min, v_max=v_max)
+
+
+def test_ends_just_far_enough_apart_are_taken() -> None:
+    # 51 returns from 999,490 to 1,000,000 are 10.2 apart, and 1e-5 of the largest is 10.
+    assert C51Config(v_min=999_490.0, v_max=1e6).v_min == 999_490
 
 
 @pytest.mark.parametrize(

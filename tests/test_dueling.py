@@ -28,7 +28,7 @@ NETWORKS = {
     "q": lambda sizes, dueling: MLPQNetwork(OBS, ACTIONS, sizes, dueling=dueling),
     "quantile": lambda sizes, dueling: MLPQRQNetwork(OBS, ACTIONS, WIDTH, sizes, dueling=dueling),
     "categorical": lambda sizes, dueling: MLPCategoricalQNetwork(
-        OBS, ACTIONS, WIDTH, -1.0, 1.0, sizes, dueling=dueling
+        OBS, ACTIONS, WIDTH, sizes, dueling=dueling
     ),
 }
 

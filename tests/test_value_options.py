@@ -308,6 +308,11 @@ REFUSED = [
     ({"priority_exponent": 0}, r"priority_exponent: expected .* found 0"),
     ({"priority_exponent": 2}, r"priority_exponent: expected .* found 2"),
     ({"priority_correction": 1.5}, r"priority_correction: expected .* found 1\.5"),
+    (
+        {"priority_exponent": 0.5},
+        r"prioritized: true beside priority_exponent.* found .*0\.5",
+    ),
+    ({"priority_correction": 0.7}, r"prioritized: true beside priority_correction.* leave .* out"),
     ({"n_step": 0}, r"n_step: expected .* found 0"),
     ({"double": 1}, r"double: expected .* found 1"),
     ({"dueling": True, "hidden_sizes": []}, r"dueling gives each stream .* give at least one"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from torch import nn
@@ -15,14 +15,26 @@ from rl_training.algorithms.value_based_config import ValueBasedConfig
 from rl_training.data.arrays import Array
 from rl_training.data.types import Batch, EnvSpec, Moment, PolicyState
 
-__all__ = ["METRICS", "LossResult", "ValueBased"]
+__all__ = ["METRICS", "LossResult", "Returns", "ValueBased"]
+
+
+class Returns(NamedTuple):
+    """The distribution of each action's return: `returns` [A, N] and their `probabilities` [A, N].
+
+    It consists of `quantiles` of equal probability, in order, of fixed `atoms`, or of a mean alone
+    (`values`, N = 1).
+    """
+
+    form: Literal["values", "quantiles", "atoms"]
+    returns: np.ndarray
+    probabilities: np.ndarray
 
 
 class ValueBased(QLearning):
     """Q-learning on a network of one observation.
 
-    A subclass writes `loss`, and where its network gives more than Q-values, `per_action` and
-    `q_values`.
+    A subclass writes `loss`, and where its network gives more than Q-values, `per_action`,
+    `q_values` and `returns`.
     """
 
     hyper: ValueBasedConfig
@@ -39,6 +51,10 @@ class ValueBased(QLearning):
     def q_values(self, output: Array) -> Array:
         """Q-values [B, A] from the network's output."""
         return output
+
+    def returns(self, output: np.ndarray) -> Returns:
+        """What the network's output for one observation says of each action's return."""
+        return Returns("values", output[:, None], np.ones((len(output), 1)))
 
     def act(
         self,

@@ -80,9 +80,12 @@ class ValueBasedConfig(QLearningConfig, TransitionHyperParameters):
     @model_validator(mode="after")
     def _priorities_are_used(self) -> Self:
         for name in ("priority_exponent", "priority_correction"):
-            untouched = getattr(self, name) == type(self).model_fields[name].default
+            value = getattr(self, name)
+            untouched = value == type(self).model_fields[name].default
             check(
-                self.prioritized or untouched, f"{name} has a meaning with prioritized: true only"
+                self.prioritized or untouched,
+                f"expected prioritized: true beside {name}, which has no effect without it, found "
+                f"{name} {value}; set prioritized, or leave {name} out",
             )
         return self
 

@@ -88,7 +88,7 @@ def _draw_middle(axes: Axes, steps: list[int], rows: list[list[float]]) -> None:
 
 def _draw_frame(axes: Axes, card: Card) -> None:
     configuration = card.configuration
-    title = f"{configuration['algo'].upper()} on {configuration['env_id']} ({card.config})"
+    title = f"{shown_name(configuration['algo'])} on {configuration['env_id']} ({card.config})"
     axes.set_title(title, loc="left", fontsize=13)
     axes.set_xlabel("environment steps")
     axes.set_ylabel("mean evaluation return")
@@ -100,3 +100,8 @@ def _draw_frame(axes: Axes, card: Card) -> None:
         axes.spines[side].set_visible(False)
     axes.tick_params(colors=_QUIET)
     axes.legend(loc="best", frameon=False, fontsize=9, labelcolor=_QUIET)
+
+
+def shown_name(algo: str) -> str:
+    """An algorithm's name as papers write it: `qr_dqn` is QR-DQN."""
+    return algo.upper().replace("_", "-")

@@ -6,20 +6,14 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from rl_training.algorithms.base import Algorithm
-from rl_training.algorithms.value_based import ValueBased
-from rl_training.data.arrays import softmax
+from rl_training.algorithms.value_based import Returns
 from rl_training.errors import NonFiniteError, UsageError
 from rl_training.runtime.agent import Agent
 from rl_training.runtime.spec import all_specs
 
 
 class ActionReturns(NamedTuple):
-    """The distribution of each action's return: `returns` [A, N] and their `probabilities` [A, N].
-
-    It consists of `quantiles` of equal probability, in order, of fixed `atoms`, or of a mean alone
-    (`values`, N = 1). `q_values` [A] are the means; the greedy action has the highest.
-    """
+    """`Returns` of each action, with their means `q_values` [A]; the greedy one has the highest."""
 
     form: Literal["values", "quantiles", "atoms"]
     returns: np.ndarray
@@ -56,10 +50,10 @@ def explain(agent: Agent, obs: Any) -> Explanation:
     )
 
 
-def action_returns(algorithm: Algorithm, obs: np.ndarray) -> ActionReturns:
+def action_returns(algorithm: Any, obs: np.ndarray) -> ActionReturns:
     """What a value-based algorithm expects of each action; `obs` [1, D] as its network sees it."""
-    if not isinstance(algorithm, ValueBased):
-        able = [name for name, spec in all_specs().items() if hasattr(spec.algorithm, "q_values")]
+    if not hasattr(algorithm, "returns"):
+        able = [name for name, spec in all_specs().items() if hasattr(spec.algorithm, "returns")]
         raise UsageError(
             f"explain: expected an algorithm that learns the values of actions "
             f"({', '.join(able)}), found {type(algorithm).__name__}, which has none to show"
@@ -73,12 +67,5 @@ def action_returns(algorithm: Algorithm, obs: np.ndarray) -> ActionReturns:
             f"explain: expected finite values of the actions, found {q_values.tolist()}; is the "
             "observation within the range the agent was trained on?"
         )
-    if output.ndim == 2:
-        return ActionReturns("values", q_values[:, None], np.ones((len(q_values), 1)), q_values)
-    rows = output[0]
-    if hasattr(algorithm, "support"):
-        atoms = np.broadcast_to(algorithm.support(rows), rows.shape)
-        return ActionReturns("atoms", atoms, softmax(rows), q_values)
-    # A network's quantiles may cross; as a distribution they have no order of their own.
-    shares = np.full(rows.shape, 1 / rows.shape[1])
-    return ActionReturns("quantiles", np.sort(rows), shares, q_values)
+    returns: Returns = algorithm.returns(output[0])
+    return ActionReturns(returns.form, returns.returns, returns.probabilities, q_values)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rl_training.errors import UsageError
-from rl_training.experiment.evidence_picture import require_matplotlib
+from rl_training.experiment.evidence_picture import require_matplotlib, shown_name
 from rl_training.experiment.explanation import ActionReturns, Explanation
 from rl_training.experiment.files import write_atomic
 
@@ -80,8 +80,9 @@ def draw(explanation: Explanation) -> Figure:
     greedy = int(expected.q_values.argmax())
     _draw_returns(axes, expected, greedy)
     _draw_frame(axes, [explanation.actions[index] for index in kept], expected.q_values, greedy)
-    algo = explanation.algo.upper().replace("_", "-")
-    title = f"{algo} on {explanation.env_id}, step {explanation.env_steps:,}"
+    title = (
+        f"{shown_name(explanation.algo)} on {explanation.env_id}, step {explanation.env_steps:,}"
+    )
     figure.suptitle(title, fontsize=13, parse_math=False)
     observation = shorten(explanation.observation, 100, placeholder=" ...")
     axes.set_title(f"at {observation}", fontsize=9, color=_QUIET, parse_math=False)
