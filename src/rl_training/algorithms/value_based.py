@@ -10,12 +10,10 @@ from torch import nn
 
 from rl_training.algorithms.base import Acting
 from rl_training.algorithms.checks import check_network
-from rl_training.algorithms.q_learning import METRICS, LossResult, QLearning
+from rl_training.algorithms.q_learning import LossResult, QLearning
 from rl_training.algorithms.value_based_config import ValueBasedConfig
 from rl_training.data.arrays import Array
 from rl_training.data.types import Batch, EnvSpec, Moment, PolicyState
-
-__all__ = ["METRICS", "LossResult", "Returns", "ValueBased"]
 
 
 class Returns(NamedTuple):
