@@ -7,10 +7,12 @@ this script is for reading, beside `dqn_cartpole_reference.py`, and says what is
 """
 
 import argparse
+from functools import partial
 
 import torch
 
 from rl_training.algorithms.drqn import DRQN, DRQNConfig
+from rl_training.data.normalization import ObservationNormalizer
 from rl_training.data.recurrent_replay_buffer import RecurrentReplayBuffer
 from rl_training.data.types import Moment
 from rl_training.envs.factory import make_env, make_vector_env
@@ -30,11 +32,10 @@ def main(steps: int, seed: int) -> float:
     hyper = DRQNConfig(
         hidden_sizes=(64,),
         core_size=64,
-        sequence_length=16,
-        gamma=0.98,
-        learning_rate={"initial": 1.5e-3, "final": 0.0},
+        sequence_length=24,
+        burn_in=8,
+        learning_rate={"initial": 1e-3, "final": 0.0},
         epsilon={"initial": 1.0, "final": 0.04, "fraction": 0.16},
-        batch_size=32,
         tau=0.01,
         double=True,
     )
@@ -45,31 +46,34 @@ def main(steps: int, seed: int) -> float:
     adapter = SpaceAdapter(ENV_ID, envs.single_observation_space, envs.single_action_space)
 
     # The agent. Within DQN's network there is a recurrent layer, whose state is the memory: the
-    # collector hands it to `act` with each observation and takes back the one that follows. It is
-    # zero at the start of an episode.
+    # collector hands it to `act` and takes back what follows. It is zero when an episode starts.
     drqn = DRQN(LSTMQNetwork.build(adapter.spec, hyper), hyper, adapter.spec, seed=seed)
     collector = Collector(envs, adapter)
-    seeds = [NUM_ENVS * seed + number for number in range(NUM_ENVS)]
-    collector.reset(seeds, state=drqn.initial_state(NUM_ENVS))
+    collector.reset([NUM_ENVS * seed + n for n in range(NUM_ENVS)], drqn.initial_state(NUM_ENVS))
 
-    # Replay holds sequences of 16 transitions with the state the agent was in before the first.
-    # They end where an episode does; what it does not fill is padding, and masked.
-    replay = RecurrentReplayBuffer.build(
-        adapter.spec, hyper, num_envs=NUM_ENVS, seed=seed, device=drqn.device
-    )
+    # Replay holds sequences of 24 transitions and the 8 before them, with the state before all of
+    # these. They end where an episode does; what it does not fill is padding, and masked.
+    sizes = {"num_envs": NUM_ENVS, "seed": seed, "device": drqn.device}
+    replay = RecurrentReplayBuffer.build(adapter.spec, hyper, **sizes)
+
+    # Angles are small numbers, and their changes smaller: the networks see them normalised.
+    normalizer = ObservationNormalizer(adapter.spec.obs_shape)
+
+    def act(obs, state, first, explore=True):
+        return drqn.act(normalizer.array(obs), state, first, moment, explore=explore)
 
     for step in range(0, steps, NUM_ENVS):
         moment = Moment(step, steps, learning_starts=WARM_UP)
-        transition = collector.step(
-            lambda obs, state, first, now=moment: drqn.act(obs, state, first, now, explore=True)
-        )
+        transition = collector.step(act)
         replay.add(transition)
-        # Four transitions, one update from 32 sequences, tensors [time, batch, ...]. Both networks
-        # go through them from the stored states. Each transition then gives a temporal-difference
+        normalizer.observe(transition.obs, transition.valid)
+        # Four transitions, one update from 32 sequences [time, batch, ...]. The 8 rows of context
+        # only refresh the stored states, which an older network gave. Each transition then gives an
         # error as in DQN; the loss is the mean of those that the mask leaves, and its gradient goes
         # back through the sequence, so the memory learns what to keep.
         if not moment.warming_up:
-            metrics = drqn.update(replay.sample(hyper.batch_size), moment).metrics
+            batch = normalizer.batch(replay.sample(hyper.batch_size))
+            metrics = drqn.update(batch, moment).metrics
         if step > WARM_UP and step % 5_000 == 0:
             recent = [episode.episode_return for episode in collector.episodes]
             print(
@@ -77,14 +81,10 @@ def main(steps: int, seed: int) -> float:
                 f"loss {metrics['loss']:.4f}  mean Q {metrics['q_value_mean']:.1f}"
             )
 
-    # The final policy, greedy, with a memory of its own, on environments of its own.
+    # The final policy, greedy, on environments of its own.
     evaluator = Evaluator(lambda: make_env(ENV_ID, wrappers=["MaskVelocity"]), adapter)
-    evaluation = evaluator.evaluate(
-        lambda obs, state, first: drqn.act(obs, state, first, moment, explore=False),
-        drqn.initial_state,
-        episodes=20,
-        seed=seed,
-    )
+    greedy = partial(act, explore=False)
+    evaluation = evaluator.evaluate(greedy, drqn.initial_state, episodes=20, seed=seed)
     print(f"final policy: {evaluation.mean:.1f} ± {evaluation.std:.1f} over 20 episodes")
     evaluator.close()
     envs.close()
