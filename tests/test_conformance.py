@@ -74,8 +74,8 @@ def test_update_changes_parameters_gives_finite_metrics_and_leaves_the_batch_alo
             run.agent.algorithm = Watched(run.agent.algorithm)  # type: ignore[assignment]
 
     train(tiny_config(algo, tmp_path, **WAYS[way]), callbacks=[Watch()])
-    on_arrays = way == "arrays" and algo in ON_ARRAYS
-    assert ways == [(on_arrays, "compiled" if way == "compiled" else "eager")]
+    on_arrays, compiled = (algo in ON_ARRAYS and way == name for name in ("arrays", "compiled"))
+    assert ways == [(on_arrays, "compiled" if compiled else "eager")]
     assert found
     for seen in found:
         assert seen["changed"]

@@ -242,6 +242,28 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ran
 
 
+@pytest.mark.parametrize(("jobs", "threads"), [(2, "2"), (9, "1")])
+def test_seeds_side_by_side_share_the_cores(
+    jobs: int, threads: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[str] = []
+
+    class Recorded(WarmPopen):
+        def __init__(self, command: Any, **keys: Any) -> None:
+            given.append(keys["env"]["OMP_NUM_THREADS"])
+            super().__init__(command, **keys)
+
+    replace_popen(monkeypatch, Recorded)
+    monkeypatch.setattr("rl_training.experiment.manager.usable_cpus", lambda: 5)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    config = tiny_config("dqn", tmp_path, total_timesteps=30)
+    ExperimentManager(config, seeds=[0], jobs=jobs).run()
+    assert given == [threads]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # said by the user
+    ExperimentManager(config, seeds=[1], jobs=jobs).run()
+    assert given == [threads, "3"]
+
+
 def test_more_seeds_are_added_and_the_number_of_jobs_changes_nothing(
     finished: tuple[Path, Path, Result], tmp_path: Path, commands: list[str]
 ) -> None:

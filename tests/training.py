@@ -29,7 +29,7 @@ VALUE_BASED: dict[str, Any] = {
 }
 ATOMS = {"num_atoms": 11, "v_min": 0.0, "v_max": 20.0}
 
-# Those whose updates can compute on arrays; recurrent ones use torch's kernels.
+# Those whose updates can compute on arrays or be compiled; recurrent ones use torch's kernels.
 ON_ARRAYS = {"dqn", "qr_dqn", "c51", "ppo"}
 
 # An environment each algorithm can take, and settings that make it quick.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rl_training.errors import RLTrainingError, UsageError
+from rl_training.experiment.run_metadata import usable_cpus
 
 if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
@@ -80,7 +81,7 @@ def machine_report() -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "devices": _devices(),
         "cpu_count": os.cpu_count(),
-        "cpu_usable": _usable_cpus(),
+        "cpu_usable": usable_cpus(),
         "torch_threads": torch.get_num_threads(),
         "memory_available": available_memory(),
         "extras": extras(),
@@ -215,13 +216,6 @@ def _devices() -> dict[str, str]:
     if torch.backends.mps.is_available():
         devices["mps"] = "Apple GPU"
     return devices
-
-
-def _usable_cpus() -> int:
-    """CPUs this process may run on, which a container or a scheduler may have limited."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _requirements(package: str, extra: str) -> Iterator[Any]:

@@ -34,6 +34,7 @@ class Recurrent(Algorithm):
     """
 
     model: Any
+    step_functions = ()  # the compiler would leave the kernels of sequences as they are
 
     def use_arrays(self, network: nn.Module) -> None:
         """Act on NumPy arrays if the network can, and if its memory is the host's."""

@@ -24,7 +24,7 @@ from rl_training.experiment.experiment_result import ExperimentResult, SeedResul
 from rl_training.experiment.files import remove
 from rl_training.experiment.logging import METRICS_NAME, read_metrics
 from rl_training.experiment.manager import ExperimentInterrupted, ExperimentManager
-from rl_training.experiment.run_metadata import collect_metadata
+from rl_training.experiment.run_metadata import collect_metadata, usable_cpus
 from rl_training.experiment.runs import METADATA_NAME, RunLock, is_locked
 from rl_training.experiment.statistics import bootstrap_interval, interquartile_mean
 
@@ -121,11 +121,10 @@ def joined_versions(several: Iterable[dict[str, str]]) -> dict[str, str]:
 def this_machine() -> Machine:
     """The processor, memory and system of this machine."""
     cores = os.cpu_count() or 1
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
     return Machine(
         cpu=_cpu_model(),
         cores=cores,
-        cores_usable=usable,
+        cores_usable=usable_cpus(),
         memory=format_bytes(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
         platform=f"{platform.system()} {platform.release()} {platform.machine()}",
     )

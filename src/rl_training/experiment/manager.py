@@ -27,6 +27,7 @@ from rl_training.experiment.experiment_result import (
 )
 from rl_training.experiment.files import save_error, write_atomic, write_json
 from rl_training.experiment.registry import resolve_config
+from rl_training.experiment.run_metadata import usable_cpus
 from rl_training.experiment.runs import RunLock, is_locked, slug
 from rl_training.runtime.interrupts import Interrupts
 from rl_training.runtime.lost_objects import lost_objects
@@ -155,6 +156,8 @@ class ExperimentManager:
         self.report(f"seed {seed}: {verb}")
         # What can be imported here can be imported there.
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
+        # Seeds side by side share the cores: threads that wait for each other's cores take them.
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cpus() // self.jobs)))
         try:
             with self._log(seed).open("ab") as log:
                 # A session of its own: a Ctrl-C at the terminal reaches a seed once, through us.

@@ -67,6 +67,13 @@ def with_session(
     return metadata
 
 
+def usable_cpus() -> int:
+    """CPUs this process may run on, which a container or a scheduler may have limited."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _package_versions() -> dict[str, str]:
     versions = {}
     for package in _PACKAGES:
