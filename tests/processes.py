@@ -50,6 +50,7 @@ def wait_until_noted(pid: int) -> None:
         return not int(caught[1], 16) >> (signal.SIGTERM - 1) & 1
 
     wait_until(noted)
+    time.sleep(0.1)  # the handler that noted it has to return, or the next signal interrupts it
 
 
 class GateEnv(RandomWalkEnv):

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
-
 from rl_training.data.arrays import Array, rows_of, softmax
 from rl_training.data.types import EnvSpec
-from rl_training.models.blocks import PullBack
-from rl_training.models.dueling import action_layers
+from rl_training.models.per_action import PerActionNetwork
 
 
-class MLPCategoricalQNetwork(nn.Module):
-    """Logits over `num_atoms` returns that are evenly spaced, the algorithm knows where."""
+class MLPCategoricalQNetwork(PerActionNetwork):
+    """Logits (batch, action_dim, num_atoms) of evenly spaced returns; the algorithm knows which."""
+
+    vjp = PerActionNetwork.vjp
 
     def __init__(
         self,
@@ -25,24 +24,13 @@ class MLPCategoricalQNetwork(nn.Module):
         *,
         dueling: bool = False,
     ) -> None:
-        super().__init__()
-        self.layers = action_layers(obs_dim, action_dim, hidden_sizes, num_atoms, dueling)
-        self._shape = (-1, action_dim, num_atoms)
+        super().__init__(obs_dim, action_dim, num_atoms, hidden_sizes, dueling=dueling)
 
     @classmethod
     def build(cls, spec: EnvSpec, hyper: Any) -> MLPCategoricalQNetwork:
         """The network for an environment, as the hyper-parameters size it."""
-        sizes = (spec.obs_dim, spec.num_actions, hyper.num_atoms, hyper.hidden_sizes)
-        return cls(*sizes, dueling=hyper.dueling)
-
-    def forward(self, obs: Array) -> Array:
-        """Logits (batch, action_dim, num_atoms) of observations (batch, obs_dim)."""
-        return self.layers.forward(obs).reshape(self._shape)
-
-    def vjp(self, obs: Array) -> tuple[Array, PullBack]:
-        """Logits, and the function from their gradient to the parameters' gradients."""
-        output, pull_back = self.layers.vjp(obs)
-        return output.reshape(self._shape), lambda grad: pull_back(grad.reshape(output.shape))
+        sizes = (spec.num_actions, hyper.num_atoms, hyper.hidden_sizes)
+        return cls(spec.obs_dim, *sizes, dueling=hyper.dueling)
 
     def act(self, obs: Array) -> Array:
         """The action of each row with the highest expected return.
@@ -50,5 +38,5 @@ class MLPCategoricalQNetwork(nn.Module):
         Over evenly spaced returns that is the one with the highest expected number of the return.
         """
         probabilities = softmax(self.forward(obs))
-        numbers = rows_of(probabilities[0].T)
+        numbers = rows_of(probabilities[0].T)  # 0 to num_atoms - 1, where the probabilities are
         return (probabilities * numbers).sum(-1).argmax(-1)
