@@ -127,24 +127,23 @@ class PPO(Algorithm):
         """The valid rows with the old policy's view of them, values and advantages."""
         self.set_training(self.model, False)  # as when it acted
         hyper, xp, (steps, envs) = self.hyper, namespace(rollout.obs), rollout.reward.shape
-        output, value, bootstrap = self._seen(rollout)
+        obs, action = (x.reshape(-1, *x.shape[2:]) for x in (rollout.obs, rollout.action))
+        output, value, bootstrap = self._seen(rollout, obs)
         next_value = xp.concatenate([value[1:], value[-1:]]).reshape(-1)
         next_value[rollout.bootstrap_rows] = bootstrap
         discount = hyper.gamma * as_float(~rollout.terminated)
         trace = hyper.gamma * hyper.gae_lambda * as_float(~rollout.ended)
         advantage = gae(rollout.reward, value, next_value.reshape(steps, envs), discount, trace)
-        obs, action = (x.reshape(-1, *x.shape[2:]) for x in (rollout.obs, rollout.action))
         log_prob = self.policy(output).log_prob(action)
         columns = (x.reshape(-1) for x in (value, advantage, advantage + value))
         rows = rollout.valid.reshape(-1)
         return Samples(*(x[rows] for x in (obs, action, log_prob, *columns)))
 
-    def _seen(self, rollout: Rollout) -> tuple[Array, Array, Array]:
+    def _seen(self, rollout: Rollout, obs: Array) -> tuple[Array, Array, Array]:
         """Policy outputs of all rows, values [T, N], and values after the rows to bootstrap."""
-        obs = rollout.obs.reshape(-1, *rollout.obs.shape[2:])
         values = self.model.value(namespace(obs).concatenate([obs, rollout.bootstrap_obs]))
-        value = values[: len(obs)].reshape(rollout.reward.shape)
-        return self.model.policy(obs), value, values[len(obs) :]
+        rows, shape = len(obs), rollout.reward.shape
+        return self.model.policy(obs), values[:rows].reshape(shape), values[rows:]
 
     def _minibatches(self, samples: Samples) -> Iterator[Samples]:
         """Shuffled rows in pieces of nearly equal size; a single row could not be normalised."""

@@ -94,7 +94,7 @@ class RecurrentPPO(Recurrent, PPO):
         seen = self.model.sequence(obs.obs, obs.state, obs.first)
         return seen.policy.flatten(0, 1)[obs.rows], seen.value.flatten()[obs.rows]
 
-    def _seen(self, rollout: Rollout) -> tuple[Array, Array, Array]:
+    def _seen(self, rollout: Any, obs: Array) -> tuple[Array, Array, Array]:  # noqa: ARG002
         """Policy outputs of all rows, values [T, N], and values after the rows to bootstrap."""
         seen = self.model.sequence(rollout.obs, self._parts(rollout.state[0]), rollout.first)
         going_on = torch.zeros_like(rollout.bootstrap_rows, dtype=torch.bool)

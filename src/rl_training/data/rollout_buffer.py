@@ -149,6 +149,12 @@ class RolloutBuffer:
                 f"the saved rollout is of {saved[0]} steps in {saved[1]} environments, this one of "
                 f"{mine[0]} in {mine[1]}; resume with num_steps and num_envs of the saved run"
             )
+        saved_states = rows["state"].shape[2] if "state" in rows else 0
+        if saved_states != self._state.shape[2]:
+            raise CheckpointError(
+                f"the saved rollout has policy states of {saved_states} numbers, this one of "
+                f"{self._state.shape[2]}; resume with the network of the saved run"
+            )
         self._filled = len(rows["reward"])
         if self._reward_normalizer is not None:
             self._reward_normalizer.load_state_dict(state["reward_normalizer"])

@@ -13,8 +13,6 @@ from torch import Tensor
 PolicyState = tuple[Any, ...]
 """What a policy carries from step to step; a feed-forward policy carries `()`."""
 
-NO_STATE = torch.empty(0)
-
 
 @dataclass(frozen=True, kw_only=True)
 class EnvSpec:
@@ -147,7 +145,7 @@ class Rollout(NamedTuple):
     and the newest row of each environment, have a successor that is not the next row: its
     observation is in `bootstrap_obs`, and `bootstrap_rows` gives the flat index t * N + n. The
     policy states before rows and after the rows to bootstrap have all their parts in one row of
-    numbers, none of them for a feed-forward policy.
+    numbers; a feed-forward policy has none.
     """
 
     obs: Tensor
@@ -159,5 +157,5 @@ class Rollout(NamedTuple):
     valid: Tensor
     bootstrap_rows: Tensor
     bootstrap_obs: Tensor
-    state: Tensor = NO_STATE
-    bootstrap_state: Tensor = NO_STATE
+    state: Tensor | None = None
+    bootstrap_state: Tensor | None = None
