@@ -97,6 +97,45 @@ def test_a_termination_ends_the_sum_and_a_truncation_does_not() -> None:
     assert target_mean(0.0) == pytest.approx((3 + -1.5 + 3) / 3)
 
 
+def test_rewards_are_summed_as_far_as_the_sequence_and_its_episode_go() -> None:
+    # One column of five transitions; the third is truncated, the fourth starts another episode.
+    batch = SequenceBatch(
+        obs=torch.zeros(6, 1, 3),
+        action=torch.zeros(5, 1, dtype=torch.int64),
+        reward=torch.tensor([[1.0], [2.0], [4.0], [8.0], [16.0]]),
+        discount=torch.full((5, 1), 0.5),
+        first=torch.tensor([[True], [False], [False], [True], [False], [False]]),
+        mask=torch.ones(5, 1, dtype=torch.bool),
+        state=(),
+    )
+    following = torch.tensor([0.0, 10.0, 20.0, 40.0, 80.0, 160.0])
+    target_values = torch.stack([following, following - 1], 1)[:, None]
+
+    def targets(n_step: int, changed: SequenceBatch = batch) -> list[float]:
+        # The gradient of half the squared error of a zero is minus the target, over five rows.
+        found = drqn_loss(torch.zeros(5, 1, 2), target_values, changed, n_step=n_step, kind="mse")
+        return (-5 * found.gradient[:, 0, 0]).tolist()
+
+    one = [1 + 5, 2 + 10, 4 + 20, 8 + 40, 16 + 80]
+    assert targets(1) == one
+    two = [1 + 0.5 * one[1], 2 + 0.5 * one[2], one[2], 8 + 0.5 * one[4], one[4]]
+    assert targets(2) == two
+    assert targets(3) == targets(9) == [1 + 0.5 * two[1], *two[1:]]
+    ended = batch._replace(discount=torch.tensor([[0.5], [0.0], [0.5], [0.5], [0.5]]))
+    assert targets(3, ended)[:2] == [1 + 0.5 * 2, 2]
+
+
+def test_padding_ends_the_sum_too() -> None:
+    batch = random_batch(1, 6, 4, starts=0.0)
+    batch = batch._replace(mask=torch.arange(6)[:, None] < torch.tensor([6, 4, 1, 0]))
+    q_values, target_values = torch.randn(2, 7, 4, 2)
+    expected = drqn_loss(q_values, target_values, batch, n_step=4)
+    garbage = batch.reward.masked_fill(~batch.mask, 1e6)
+    changed = drqn_loss(q_values, target_values, batch._replace(reward=garbage), n_step=4)
+    assert torch.equal(expected.loss, changed.loss)
+    assert torch.equal(expected.gradient, changed.gradient)
+
+
 def test_a_row_outside_the_mask_counts_for_nothing() -> None:
     changed = BATCH._replace(
         reward=torch.tensor([[1.0, -1.5], [3.0, -9e5]]), action=torch.tensor([[0, 0], [1, 1]])
@@ -139,12 +178,16 @@ def random_batch(
 
 @pytest.mark.parametrize("kind", ["huber", "mse"])
 @pytest.mark.parametrize("double", [False, True])
-def test_the_gradient_written_out_is_the_automatic_one(kind: Any, double: bool) -> None:
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_the_gradient_written_out_is_the_automatic_one(
+    kind: Any, double: bool, n_step: int
+) -> None:
     batch = random_batch(0, 9, 6)
     batch = batch._replace(mask=torch.rand(9, 6, generator=torch.Generator().manual_seed(0)) < 0.7)
     q_values = torch.randn(10, 6, 2).requires_grad_()
     target_values = torch.randn(10, 6, 2).requires_grad_()
-    result = drqn_loss(q_values, target_values, batch, double=double, kind=kind)
+    options: Any = {"double": double, "n_step": n_step, "kind": kind}
+    result = drqn_loss(q_values, target_values, batch, **options)
     assert not result.gradient.requires_grad
     result.loss.backward()
     assert_close(result.gradient, q_values.grad)

@@ -3,7 +3,8 @@
 What R2D2 (Kapturowski et al., 2019) added is here too: sequences start from the state the policy
 was in when they were played, and with `burn_in` both networks first go over the rows before them,
 without learning, to forget what is stale in it. `initial_state: zero` and `burn_in: 0` is the
-plain algorithm. Left out of R2D2: distributed replay, priorities, multi-step returns, rescaling.
+plain algorithm. `n_step` sums several rewards inside a sequence, uncorrected for the policy having
+changed. Left out of R2D2: distributed replay, priorities, value rescaling.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing_extensions import Self
 from rl_training.algorithms.base import Acting
 from rl_training.algorithms.checks import check_recurrent
 from rl_training.algorithms.functional.shapes import expect_shapes
-from rl_training.algorithms.functional.td import chosen, q_target
+from rl_training.algorithms.functional.td import best_value, chosen, sequence_target
 from rl_training.algorithms.q_learning import METRICS, LossResult, QLearning
 from rl_training.algorithms.recurrent import Recurrent, RecurrentConfig
 from rl_training.algorithms.value_based_config import QLearningConfig
@@ -47,6 +48,9 @@ class DRQNConfig(QLearningConfig, RecurrentConfig):
     initial_state: Literal["stored", "zero"] = Field(
         "stored", description="where a sequence starts: as it was played, or from zeros"
     )
+    n_step: int = Field(
+        1, ge=1, le=1000, description="rewards summed before the value of what follows"
+    )
     loss: Literal["huber", "mse"] = Field(
         "huber", description="of the temporal-difference error; mse is half its square"
     )
@@ -66,6 +70,7 @@ def drqn_loss(
     batch: SequenceBatch,
     *,
     double: bool = False,
+    n_step: int = 1,
     kind: Literal["huber", "mse"] = "huber",
 ) -> LossResult:
     """Mean over the rows of the mask of the Huber (or half squared) temporal-difference error.
@@ -75,16 +80,17 @@ def drqn_loss(
     `double` the online network chooses the action whose value follows, and its values go as far.
     """
     expect_shapes("T B, T B, T B", batch.reward, batch.discount, batch.mask)
-    action, reward, discount = (x.flatten() for x in (batch.action, batch.reward, batch.discount))
-    mask = batch.mask.flatten().to(reward.dtype)
+    action, mask = batch.action.flatten(), batch.mask.flatten().to(batch.reward.dtype)
     selector = q_values[1:].flatten(0, 1) if double else None
-    target = q_target(reward, discount, target_values[1:].flatten(0, 1), selector).detach()
+    following = best_value(target_values[1:].flatten(0, 1), selector).view_as(batch.reward)
+    rows = batch.reward, batch.discount, following, batch.goes_on
+    target = sequence_target(*rows, n_step).flatten().detach()
     value = chosen(q_values[: len(batch.reward)].flatten(0, 1), action)
     error = value - target
     slope = error.clip(-1.0, 1.0) if kind == "huber" else error
     share = mask / mask.sum().clamp(min=1.0)
-    rows = torch.stack([slope * (error - 0.5 * slope), value, target, error.abs()])
-    numbers = rows @ share
+    terms = torch.stack([slope * (error - 0.5 * slope), value, target, error.abs()])
+    numbers = terms @ share
     gradient = torch.zeros_like(q_values).flatten(0, 1)
     gradient[rows_of(value), action] = (slope * share).detach()
     by_value = gradient.view_as(q_values)
@@ -137,6 +143,13 @@ class DRQN(Recurrent, QLearning):
         target_values, _ = self.target.module.q_values_sequence(batch.obs, following, batch.first)
         hyper, rows = self.hyper, len(batch.reward) + self.hyper.double
         q_values, pull_back = self.vjp((batch.obs[:rows], state, batch.first[:rows]))
-        result = drqn_loss(q_values, target_values, batch, double=hyper.double, kind=hyper.loss)
+        result = drqn_loss(
+            q_values,
+            target_values,
+            batch,
+            double=hyper.double,
+            n_step=hyper.n_step,
+            kind=hyper.loss,
+        )
         pull_back(result.gradient)
         return result
