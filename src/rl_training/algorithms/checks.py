@@ -43,11 +43,14 @@ def check_recurrent(
     method: str,
     fields: Mapping[str, tuple[int, ...]],
     sizes: Sequence[int],
+    *,
+    state_after: bool = True,
 ) -> None:
     """Refuse a network that does not act step by step and go through sequences with `method`.
 
-    Both take (obs, state, first) and give what `fields` names, first of all, and last the state,
-    whose parts have the given sizes. `fields` has the shape of each for one row.
+    Both take (obs, state, first). `act` gives the first of `fields` first and the state last, whose
+    parts have the given sizes; `method` gives all fields, and the state too if `state_after`.
+    `fields` has the shape of each for one row.
     """
     for name in ("initial_state", "act", method):
         if not callable(getattr(model, name, None)):
@@ -55,10 +58,10 @@ def check_recurrent(
     first = torch.zeros(2, 1, dtype=torch.bool, device=_expect_parameters(model)[0].device)
     obs = torch.zeros(2, 1, *spec.obs_shape, device=first.device)
     wanted: dict[str, Any] = {name: (2, 1, *shape) for name, shape in fields.items()}
-    states = [(1, size) for size in sizes]
-    _check_call(model, method, (obs, first), wanted | {"state": states})
+    state = {"state": [(1, size) for size in sizes]}
+    _check_call(model, method, (obs, first), wanted | (state if state_after else {}))
     leading = next(iter(fields))
-    _check_call(model, "act", (obs[0], first[0]), {leading: wanted[leading][1:], "state": states})
+    _check_call(model, "act", (obs[0], first[0]), {leading: wanted[leading][1:], **state})
 
 
 @torch.no_grad()
@@ -71,10 +74,13 @@ def _check_call(
     call = f"network.{method}(obs {tuple(obs.shape)}, state, first): expected {shapes}"
     try:
         found = getattr(model, method)(obs, model.initial_state(1), first)
-        leading, *others, _ = expected
+        leading, *others = expected
         seen: dict[str, Any] = {leading: tuple(found[0].shape)}
-        seen |= {name: tuple(getattr(found, name).shape) for name in others}
-        seen["state"] = [tuple(part.shape) for part in found[-1]]
+        for name in others:
+            if name == "state":
+                seen[name] = [tuple(part.shape) for part in found[-1]]
+            else:
+                seen[name] = tuple(getattr(found, name).shape)
     except Exception as error:
         raise ConfigError(f"{call}, but calling it raised: {error}") from error
     if seen != expected:
@@ -85,7 +91,7 @@ def _check_call(
 def check_recurrent_actor_critic(model: nn.Module, spec: EnvSpec, sizes: Sequence[int]) -> None:
     """Refuse a network without a fitting method `sequence`, or without `log_std`."""
     fields = {"policy": (spec.policy_outputs,), "value": ()}
-    check_recurrent(model, spec, "sequence", fields, sizes)
+    check_recurrent(model, spec, "sequence", fields, sizes, state_after=False)
     _check_log_std(model, spec)
 
 

@@ -20,11 +20,10 @@ from typing_extensions import Self
 from rl_training.algorithms.base import Acting
 from rl_training.algorithms.checks import check_recurrent
 from rl_training.algorithms.functional.shapes import expect_shapes
-from rl_training.algorithms.functional.td import best_value, chosen, sequence_target
+from rl_training.algorithms.functional.td import sequence_target
 from rl_training.algorithms.q_learning import METRICS, LossResult, QLearning
 from rl_training.algorithms.recurrent import Recurrent, RecurrentConfig
 from rl_training.algorithms.value_based_config import QLearningConfig
-from rl_training.data.arrays import rows_of
 from rl_training.data.metrics import Metrics
 from rl_training.data.types import EnvSpec, Moment, PolicyState, SequenceBatch
 from rl_training.experiment.config import HiddenSizes, check
@@ -80,20 +79,20 @@ def drqn_loss(
     `double` the online network chooses the action whose value follows, and its values go as far.
     """
     expect_shapes("T B, T B, T B", batch.reward, batch.discount, batch.mask)
-    action, mask = batch.action.flatten(), batch.mask.flatten().to(batch.reward.dtype)
-    selector = q_values[1:].flatten(0, 1) if double else None
-    following = best_value(target_values[1:].flatten(0, 1), selector).view_as(batch.reward)
-    rows = batch.reward, batch.discount, following, batch.goes_on
-    target = sequence_target(*rows, n_step).flatten().detach()
-    value = chosen(q_values[: len(batch.reward)].flatten(0, 1), action)
+    mask, taken = batch.mask.to(batch.reward.dtype), batch.action.unsqueeze(-1)
+    following = target_values[1:].amax(-1)
+    if double:
+        best = q_values[1:].argmax(-1, keepdim=True)
+        following = target_values[1:].gather(-1, best).squeeze(-1)
+    target = sequence_target(batch, following, n_step).detach()
+    value = q_values[: len(mask)].gather(-1, taken).squeeze(-1)
     error = value - target
     slope = error.clip(-1.0, 1.0) if kind == "huber" else error
     share = mask / mask.sum().clamp(min=1.0)
-    terms = torch.stack([slope * (error - 0.5 * slope), value, target, error.abs()])
-    numbers = terms @ share
-    gradient = torch.zeros_like(q_values).flatten(0, 1)
-    gradient[rows_of(value), action] = (slope * share).detach()
-    by_value = gradient.view_as(q_values)
+    rows = torch.stack([slope * (error - 0.5 * slope), value, target, error.abs()])
+    numbers = rows.flatten(1) @ share.flatten()
+    by_value = torch.zeros_like(q_values)
+    by_value[: len(mask)].scatter_(-1, taken, (slope * share).detach().unsqueeze(-1))
     return LossResult(numbers[0], by_value, Metrics(METRICS, numbers))
 
 

@@ -119,12 +119,6 @@ class SequenceBatch(NamedTuple):
     mask: Tensor
     state: tuple[Tensor, ...]
 
-    @property
-    def goes_on(self) -> Tensor:
-        """Rows [T, B] after which the next one is of the same episode, and no padding."""
-        last = torch.zeros_like(self.mask[-1:])
-        return torch.cat([self.mask[1:] & ~self.first[1:-1], last])
-
     def from_row(self, row: int, state: tuple[Tensor, ...]) -> SequenceBatch:
         """What is left of it from a row on, and the state before that row."""
         return SequenceBatch(

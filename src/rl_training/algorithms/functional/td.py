@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
 from rl_training.algorithms.functional.shapes import expect_shapes
-from rl_training.data.arrays import Array, namespace, row_max, rows_of
+from rl_training.data.arrays import Array, row_max, rows_of
+from rl_training.data.types import SequenceBatch
 
 
 def chosen(values: Array, action: Array) -> Array:
@@ -18,28 +22,23 @@ def q_target(reward: Array, discount: Array, next_q: Array, selector: Array | No
     Q-learning's maximum; with the online network's values it is double Q-learning
     (van Hasselt et al., 2016, Eq. 4).
     """
-    best = best_value(next_q, selector)
+    best = row_max(next_q) if selector is None else chosen(next_q, selector.argmax(1))
     expect_shapes("B, B, B", reward, discount, best)
     return reward + discount * best
 
 
-def best_value(values: Array, selector: Array | None = None) -> Array:
-    """The value of each row's best action, which the selector may choose: [B, A] gives [B]."""
-    return row_max(values) if selector is None else chosen(values, selector.argmax(1))
+def sequence_target(batch: SequenceBatch, next_value: Tensor, n_step: int) -> Tensor:
+    """Targets [T, B] of sequences: up to `n_step` rewards, then the value of what follows them.
 
-
-def sequence_target(
-    reward: Array, discount: Array, next_value: Array, goes_on: Array, n_step: int
-) -> Array:
-    """Targets of sequences: up to `n_step` rewards, then the value of what follows them.
-
-    All are [T, B]. The sum ends early at the last row, and where `goes_on` says that the next row
-    does not follow in the same episode.
+    `next_value` is [T, B]. A sum ends early at the last row, and where the next row is of another
+    episode or none.
     """
-    expect_shapes("T B, T B, T B, T B", reward, discount, next_value, goes_on)
-    xp = namespace(reward)
+    reward, discount = batch.reward, batch.discount
+    expect_shapes("T B, T B, T B", reward, discount, next_value)
     target = reward + discount * next_value
+    if n_step > 1:
+        goes_on = batch.mask[1:] & ~batch.first[1 : len(reward)]
     for _ in range(n_step - 1):
-        later = xp.concatenate([target[1:], next_value[-1:]])
-        target = reward + discount * xp.where(goes_on, later, next_value)
+        later = torch.where(goes_on, target[1:], next_value[:-1])
+        target = reward + discount * torch.cat([later, next_value[-1:]])
     return target

@@ -29,12 +29,17 @@ class Memory(nn.Module):
         for name, parameter in self.core.layer.named_parameters():
             nn.init.orthogonal_(parameter) if "weight" in name else nn.init.zeros_(parameter)
 
-    def forward(self, obs: Tensor, state: State, first: Tensor) -> tuple[Tensor, State]:
-        """Features (time, batch, core_size) and the state after the last row."""
+    def forward(self, obs: Tensor, state: State, first: Tensor) -> Tensor:
+        """Features (time, batch, core_size)."""
         if self.encoder is not None:
             obs = self.encoder.forward(obs.flatten(0, 1)).unflatten(0, obs.shape[:2])
-        features, after = self.core(obs, state, first)
-        return features, after
+        return self.core.outputs(obs, state, first)
+
+    def act(self, obs: Tensor, state: State, first: Tensor) -> State:
+        """The state after one step, whose first part is the features."""
+        features = obs if self.encoder is None else self.encoder.forward(obs)
+        after: State = self.core(features.unsqueeze(0), state, first.unsqueeze(0))[1]
+        return after
 
     def step(self, obs: np.ndarray, state: Arrays, first: np.ndarray) -> Arrays:
         """The state after one step, whose first part is the features, on the host."""
@@ -43,11 +48,10 @@ class Memory(nn.Module):
 
 
 class PolicyAndValue(NamedTuple):
-    """Policy outputs (time, batch, outputs), values (time, batch), and the state after them."""
+    """Policy outputs (time, batch, outputs) and values (time, batch)."""
 
     policy: Tensor
     value: Tensor
-    state: State
 
 
 class RecurrentActorCritic(nn.Module):
@@ -104,19 +108,16 @@ class RecurrentActorCritic(nn.Module):
 
     def sequence(self, obs: Tensor, state: State, first: Tensor) -> PolicyAndValue:
         """Policy outputs and values along sequences: `obs` (time, batch, obs_dim)."""
-        features, after = [], []
-        for memory, mine in self._split(state):
-            seen, left = memory(obs, mine, first)
-            features.append(seen)
-            after += left
+        features = [memory(obs, mine, first) for memory, mine in self._split(state)]
         policy = self.actor.forward(features[0].flatten(0, 1)).unflatten(0, obs.shape[:2])
         value = self.critic.forward(features[-1].flatten(0, 1)).reshape(obs.shape[:2])
-        return PolicyAndValue(policy, value, tuple(after))
+        return PolicyAndValue(policy, value)
 
     def act(self, obs: Tensor, state: State, first: Tensor) -> tuple[Tensor, State]:
         """Policy outputs (batch, outputs) and the state after one step: `obs` (batch, obs_dim)."""
-        seen = self.sequence(obs.unsqueeze(0), state, first.unsqueeze(0))
-        return seen.policy[0], seen.state
+        after = [memory.act(obs, mine, first) for memory, mine in self._split(state)]
+        policy: Tensor = self.actor.forward(after[0][0])
+        return policy, tuple(part for parts in after for part in parts)
 
     def act_on_arrays(
         self, obs: np.ndarray, state: Arrays, first: np.ndarray

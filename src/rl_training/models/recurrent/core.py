@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from rl_training.models.blocks import ArrayViews
 
 CoreKind = Literal["lstm", "gru"]
+MOST_PADDING = 4  # times the rows of a sequence, beyond which its pieces are packed, not padded
 State = tuple[Tensor, ...]
 """Hidden state, and for an LSTM its cell state, each (batch, size)."""
 Arrays = tuple[np.ndarray, ...]
@@ -32,6 +33,8 @@ class RecurrentCore(nn.Module):
         self.size = size
         self.kind = kind
         self.layer = (nn.LSTM if kind == "lstm" else nn.GRU)(input_size, size)
+        by_input, by_state, bias_input, bias_state = self.layer.parameters()
+        self._weights = [(by_input, bias_input), (by_state, bias_state)]
         self._views = ArrayViews()
 
     def initial_state(self, batch_size: int) -> State:
@@ -51,15 +54,31 @@ class RecurrentCore(nn.Module):
         outputs, after = self.layer(inputs, self._to_layer(state))
         return outputs, self._from_layer(after)
 
+    def outputs(self, inputs: Tensor, state: State, first: Tensor) -> Tensor:
+        """The outputs alone; where the state after them is not needed, pieces can be padded.
+
+        The kernel for pieces of equal length is twice as fast as the one for packed ones.
+        """
+        pieces = Pieces(first.cpu().numpy())
+        if len(pieces.row) == first.shape[1] or pieces.padding > MOST_PADDING:
+            outputs: Tensor = self(inputs, state, first)[0]
+            return outputs
+        there, back = (torch.from_numpy(x).to(first.device) for x in pieces.indices())
+        begin = torch.from_numpy(np.flatnonzero(pieces.row == 0)).to(first.device)
+        before = [part.new_zeros(len(pieces.row), self.size) for part in state]
+        for mine, part in zip(before, reset_state(state, first[0]), strict=True):
+            mine[begin] = part
+        padded = self.layer(inputs.flatten(0, 1)[there], self._to_layer(before))[0]
+        rows: Tensor = padded.flatten(0, 1)[back]
+        return rows
+
     def step(self, inputs: np.ndarray, state: Arrays, first: np.ndarray) -> Arrays:
         """The state after one step, whose first part is the output: `inputs` (batch, features)."""
-        by_input, by_state, bias_ih, bias_hh = self.layer.parameters()
-        pairs = self._views.of([(by_input, bias_ih), (by_state, bias_hh)])
-        before = tuple(np.where(first[:, None], np.float32(0), part) for part in state)
-        seen, kept = (
-            rows @ weight.T + bias
-            for rows, (weight, bias) in zip((inputs, before[0]), pairs, strict=True)
-        )
+        before = state
+        if first.any():
+            before = tuple(np.where(first[:, None], np.float32(0), part) for part in state)
+        (by_input, bias_input), (by_state, bias_state) = self._views.of(self._weights)
+        seen, kept = inputs @ by_input.T + bias_input, before[0] @ by_state.T + bias_state
         if self.kind == "gru":
             return (_gru_step(seen, kept, before[0]),)
         return _lstm_step(seen + kept, before[1])
@@ -92,13 +111,42 @@ class RecurrentCore(nn.Module):
         return tuple(part.squeeze(0) for part in parts)
 
 
+class Pieces:
+    """Where sequences are cut: a piece for each column and one more for each start inside it.
+
+    `first` is (time, batch). The pieces are in the order of columns, and in each in that of time;
+    `row`, `column` and `length` say where each starts and how long it is.
+    """
+
+    def __init__(self, first: np.ndarray) -> None:
+        self.shape = first.shape
+        starts = first.T.copy()
+        starts[:, 0] = True
+        begins = np.flatnonzero(starts)  # of rows laid out column by column
+        self.column, self.row = np.divmod(begins, len(first))
+        self.length = np.diff(begins, append=first.size)
+        self.number = np.cumsum(starts.reshape(-1)).reshape(starts.shape).T - 1  # at each row
+
+    @property
+    def padding(self) -> float:
+        """How many times the rows there would be if all pieces were as long as the longest."""
+        return float(self.length.max() * len(self.length) / self.number.size)
+
+    def indices(self) -> tuple[np.ndarray, np.ndarray]:
+        """The rows of padded pieces (longest, pieces), and where the rows went (time, batch)."""
+        steps, batch = self.shape
+        within = np.minimum(self.row + np.arange(self.length.max())[:, None], steps - 1)
+        back = np.arange(steps)[:, None] - self.row[self.number]
+        return within * batch + self.column, back * len(self.row) + self.number
+
+
 def _lstm_step(gates: np.ndarray, cell: np.ndarray) -> Arrays:
     """Output and cell state from the sums before the four gates, in torch's order."""
     size = cell.shape[1]
-    forget = _sigmoid(gates[:, size : 2 * size])
-    new = _sigmoid(gates[:, :size]) * np.tanh(gates[:, 2 * size : 3 * size])
-    after = forget * cell + new
-    return _sigmoid(gates[:, 3 * size :]) * np.tanh(after), after
+    new = np.tanh(gates[:, 2 * size : 3 * size])
+    gates = _sigmoid(gates)
+    after = gates[:, size : 2 * size] * cell + gates[:, :size] * new
+    return gates[:, 3 * size :] * np.tanh(after), after
 
 
 def _gru_step(seen: np.ndarray, kept: np.ndarray, hidden: np.ndarray) -> np.ndarray:
