@@ -38,6 +38,8 @@ def main(steps: int, seed: int) -> float:
         epsilon={"initial": 1.0, "final": 0.04, "fraction": 0.16},
         tau=0.01,
         double=True,
+        n_step=5,
+        loss="mse",
     )
 
     # The environments show where the cart and the pole are, not how fast they move. One look does

@@ -14,7 +14,7 @@ import torch
 from gymnasium.vector import VectorEnv
 
 from rl_training import DRQN
-from rl_training.errors import ConfigError, IncompatibleEnv, UsageError
+from rl_training.errors import ConfigError, IncompatibleEnv, NonFiniteError, UsageError
 from rl_training.experiment.checkpointing import find_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import read_metrics
@@ -57,13 +57,13 @@ def test_what_drqn_does_not_take_is_refused_before_a_run_begins(tmp_path: Path) 
         train_drqn(TrainConfig(algo="drqn", env_id="Pendulum-v1", output_dir=tmp_path))
     with pytest.raises(ConfigError, match="algo: expected drqn, found 'dqn'"):
         train_drqn(TrainConfig(algo="dqn", env_id="CartPole-v1", output_dir=tmp_path))
-    with pytest.raises(ConfigError, match=r"algo_kwargs\.n_step"):
+    with pytest.raises(ConfigError, match=r"algo_kwargs\.prioritized"):
         train_drqn(
             TrainConfig(
                 algo="drqn",
                 env_id="CartPole-v1",
                 output_dir=tmp_path,
-                algo_kwargs={"n_step": 3},
+                algo_kwargs={"prioritized": True},
             )
         )
     with pytest.raises(ConfigError, match=r"num_envs \* sequence_length = 18, found 17"):
@@ -248,10 +248,22 @@ def test_predict_in_a_loop_plays_the_episodes_of_an_evaluation(run_dir: Path) ->
 @pytest.mark.parametrize(("rows", "found"), [(3, 2), (2, 3), (1, 2)])
 def test_a_state_of_another_number_of_rows_is_refused(agent: Agent, rows: int, found: int) -> None:
     _, state = agent.predict(observations(found))
-    with pytest.raises(UsageError, match=rf"state: expected a row.* {rows} obs.*, found {found};"):
+    shapes = rf"expected arrays of the shapes \[\({rows}, .* found \[\({found}, "
+    with pytest.raises(UsageError, match=shapes):
         agent.predict(observations(rows), state)
-    with pytest.raises(UsageError, match=rf"expected a row.* 1 obs.*, found {found};"):
+    with pytest.raises(UsageError, match=r"shapes \[\(1, "):
         agent.predict(observations(), state)
+
+
+def test_what_is_no_state_of_the_agent_is_refused(agent: Agent) -> None:
+    _, state = agent.predict(observations(2))
+    half = tuple(part[:, :3] for part in state)
+    tensors = tuple(map(torch.from_numpy, state))
+    for wrong in ((), state[:1], (*state, state[0]), half, tensors, 5, (1, 2), list(state)):
+        with pytest.raises(UsageError, match="pass the state that the last predict gave"):
+            agent.predict(observations(2), wrong)  # type: ignore[arg-type]
+    with pytest.raises(NonFiniteError, match="state: expected finite numbers"):
+        agent.predict(observations(2), tuple(np.nan * part for part in state))
 
 
 def test_a_vector_environment_that_resets_in_a_step_of_its_own_trains_alike(

@@ -243,12 +243,18 @@ def by_definition(batch: SequenceBatch, *, detach: bool = True, **hyper: Any) ->
     for row, column in batch.mask.nonzero().tolist():
         if row < settings.burn_in:
             continue
-        mine, following = values[0][row][column], values[1][row + 1][column]
-        chooser = values[0][row + 1][column] if settings.double else following
-        bootstrap = following[chooser.argmax()].detach()
-        error = mine[batch.action[row, column]] - (
-            batch.reward[row, column] + batch.discount[row, column] * bootstrap
-        )
+        last, target_value, weight = row, 0.0, 1.0
+        while True:
+            target_value += weight * float(batch.reward[last, column])
+            weight *= float(batch.discount[last, column])
+            last += 1
+            enough = last - row == settings.n_step or last == len(batch.mask)
+            if enough or batch.first[last, column] or not batch.mask[last, column]:
+                break
+        following = values[1][last][column]
+        chooser = values[0][last][column] if settings.double else following
+        target_value += weight * float(following[chooser.argmax()])
+        error = values[0][row][column, batch.action[row, column]] - target_value
         small = settings.loss == "mse" or abs(error.item()) <= 1
         total = total + (0.5 * error**2 if small else error.abs() - 0.5)
         count += 1
@@ -264,6 +270,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "zero state": {"initial_state": "zero"},
     "burn-in": {"burn_in": 4},
     "burn-in from zeros": {"burn_in": 4, "initial_state": "zero", "double": True},
+    "n-step": {"n_step": 3},
+    "n-step, double, burn-in": {"n_step": 4, "double": True, "burn_in": 2},
     "gru": {"core": "gru", "burn_in": 2},
     "dueling": {"dueling": True, "double": True},
     "no encoder": {"hidden_sizes": (), "burn_in": 1},
@@ -540,7 +548,9 @@ def test_a_network_that_does_not_fit_is_refused(network: nn.Module, message: str
 
 def test_chunks_must_move_on() -> None:
     assert DRQNConfig(sequence_length=4, overlap=3).overlap == 3
-    with pytest.raises(ValueError, match="overlap must be less than sequence_length, 4"):
+    with pytest.raises(ValueError, match="n_step must be at most sequence_length, 4; found 5"):
+        DRQNConfig(sequence_length=4, n_step=5)
+    with pytest.raises(ValueError, match="overlap must be less than sequence_length, 4; found 4"):
         DRQNConfig(sequence_length=4, overlap=4)
 
 

@@ -150,7 +150,6 @@ def test_without_a_compiler_a_run_is_eager_and_says_so_in_one_line(
     assert final_state(run_dir)["agent"] == final_state(eager)["agent"]
 
 
-@pytest.mark.usefixtures("pretended")
 @pytest.mark.parametrize("algo", ["drqn", "recurrent_ppo"])
 def test_what_learns_with_kernels_that_are_not_compiled_says_so(
     algo: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -162,6 +161,7 @@ def test_what_learns_with_kernels_that_are_not_compiled_says_so(
     assert recorded(run_dir) == "eager"
 
 
+@pytest.mark.usefixtures("pretended")
 def test_a_compiled_run_that_goes_on_without_a_compiler_is_not_exact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

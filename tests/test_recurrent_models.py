@@ -18,7 +18,7 @@ from rl_training.algorithms.optimization import flatten
 from rl_training.data.types import EnvSpec
 from rl_training.models.dueling import DuelingMLP
 from rl_training.models.recurrent.actor_critic import RecurrentActorCritic
-from rl_training.models.recurrent.core import RecurrentCore, State, reset_state
+from rl_training.models.recurrent.core import Pieces, RecurrentCore, State, reset_state
 from rl_training.models.recurrent.lstm_q_network import LSTMQNetwork
 
 Kind = Literal["lstm", "gru"]
@@ -69,6 +69,15 @@ def assert_equals_the_episodes(kind: Kind, first: Tensor, seed: int = 0) -> None
         found.append([outputs, *after, *torch.autograd.grad(sums, sources, materialize_grads=True)])
     for mine, expected in zip(*found, strict=True):
         assert_close(mine, expected, rtol=0, atol=1e-6)
+    alone = core.outputs(inputs, state, first)
+    expected_outputs = by_episode(core, inputs, state, first)[0]
+    assert_close(alone, expected_outputs, rtol=0, atol=1e-6)
+    gradients = (
+        torch.autograd.grad((x * shares[0]).sum(), sources, materialize_grads=True)
+        for x in (alone, expected_outputs)
+    )
+    for mine, expected in zip(*gradients, strict=True):
+        assert_close(mine, expected, rtol=0, atol=1e-6)
 
 
 @each_kind
@@ -97,6 +106,35 @@ def test_any_pattern_of_episodes_equals_its_episodes(
 
 
 @each_kind
+def test_pieces_are_padded_unless_that_would_be_mostly_padding(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = make_core(kind)
+    first = torch.zeros(12, 3, dtype=torch.bool)
+    first[1:, 0] = True  # twelve pieces of one row, two of twelve rows: 14 * 12 rows for 36
+    assert Pieces(first.numpy()).padding == 14 * 12 / 36
+    packed = []
+    monkeypatch.setattr(core, "_in_pieces", lambda *x: packed.append(x) or ("packed", ()))
+    assert core.outputs(torch.randn(12, 3, FEATURES), core.initial_state(3), first) == "packed"
+    first[6:, 0] = False  # six pieces, one of them of seven rows, and the two: 8 * 12 rows
+    assert Pieces(first.numpy()).padding == 8 * 12 / 36
+    core.outputs(torch.randn(12, 3, FEATURES), core.initial_state(3), first)
+    assert len(packed) == 1
+
+
+def test_pieces_of_columns_by_hand() -> None:
+    first = np.array([[0, 0], [0, 1], [1, 0]], np.bool_)
+    pieces = Pieces(first)
+    assert (pieces.column.tolist(), pieces.row.tolist()) == ([0, 0, 1, 1], [0, 2, 0, 1])
+    assert pieces.length.tolist() == [2, 1, 1, 2]
+    there, back = pieces.indices()
+    # Rows t * 2 + n of each piece; 4 and 5, the last ones, stand in where there are none.
+    assert there[0].tolist() == [0, 4, 1, 3]
+    assert there[1, [0, 3]].tolist() == [2, 5]
+    assert there.reshape(-1)[back].tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
+@each_kind
 def test_a_whole_sequence_is_one_call_of_torchs_layer(kind: Kind) -> None:
     core = make_core(kind)
     calls: list[nn.Module] = []
@@ -105,7 +143,8 @@ def test_a_whole_sequence_is_one_call_of_torchs_layer(kind: Kind) -> None:
     for flags in (first, torch.zeros_like(first), torch.ones_like(first)):
         calls.clear()
         core(torch.randn(50, 8, FEATURES), core.initial_state(8), flags)
-        assert calls == [core.layer]
+        core.outputs(torch.randn(50, 8, FEATURES), core.initial_state(8), flags)
+        assert calls == [core.layer] * 2
 
 
 @each_kind

@@ -305,10 +305,44 @@ def test_a_first_update_before_a_sequence_can_be_finished_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "name"),
-    [({"burn_in": 2}, "rows"), ({"num_envs": 1}, "num_envs"), ({"capacity": 50}, "room")],
+    "numbers",
+    [(0, 0, 0), (3, -1, 0), (3, 0, 3), (3, 0, -1)],
+    ids=["no length", "burn-in", "overlap of all", "overlap"],
 )
-def test_a_saved_buffer_of_another_shape_is_refused(changed: dict[str, int], name: str) -> None:
+def test_sequences_that_cannot_be_are_refused(numbers: tuple[int, int, int]) -> None:
+    length, burn_in, overlap = numbers
+    found = f"found burn_in {burn_in}, overlap {overlap}, sequence_length {length}"
+    with pytest.raises(UsageError, match=found):
+        make(length, burn_in=burn_in, overlap=overlap)
+
+
+def test_the_hyper_parameters_shape_the_buffer() -> None:
+    hyper = DRQNConfig(
+        gamma=0.5, sequence_length=4, overlap=1, burn_in=2, core="gru", core_size=3, buffer_size=100
+    )
+    buffer = RecurrentReplayBuffer.build(
+        SPEC, hyper, num_envs=1, seed=0, device=torch.device("cpu")
+    )
+    for t in range(7):
+        row = vector_step(Row(t, first=t == 0))
+        buffer.add(row._replace(state=(np.full((1, 3), t, np.float32),)))
+    batch = buffer.sample(64)
+    assert set(batch.discount[batch.mask].tolist()) == {0.5}
+    learned = {tuple(obs[2:6]) for obs in batch.obs[:, :, 0].T.tolist()}
+    assert learned == {(0, 1, 2, 3), (3, 4, 5, 6)}  # a stride of three
+    assert {tuple(row) for row in batch.state[0].tolist()} == {(0, 0, 0), (1, 1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [
+        ({"burn_in": 2}, "rows"),
+        ({"num_envs": 1}, "num_envs"),
+        ({"capacity": 50}, "room"),
+        ({"state_sizes": (1,)}, "state_size"),
+    ],
+)
+def test_a_saved_buffer_of_another_shape_is_refused(changed: dict[str, Any], name: str) -> None:
     options = {"num_envs": 2, "capacity": 100}
     saved = make(**options).state_dict()
     other = make(**(options | changed))

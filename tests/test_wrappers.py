@@ -103,6 +103,7 @@ def test_indices_say_what_to_hide_also_of_a_known_environment() -> None:
             r"velocities are not known; give indices, such as \[1, 3\], .*CartPole",
         ),
         ("Blackjack-v1", {}, "expected an environment with vector observations, found Tuple"),
+        ("CartPole-v1", {"indices": []}, "indices is empty: nothing would be hidden"),
         ("CartPole-v1", {"indices": [4]}, r"expected indices from 0 to 3, found \[4\]"),
         ("CartPole-v1", {"indices": [-1, 0, 9]}, r"indices from 0 to 3, found \[-1, 9\]"),
         ("CartPole-v1", {"columns": [1]}, "unexpected keyword argument 'columns'"),

@@ -52,6 +52,7 @@ def check_recurrent(
     parts have the given sizes; `method` gives all fields, and the state too if `state_after`.
     `fields` has the shape of each for one row.
     """
+    model.eval()
     for name in ("initial_state", "act", method):
         if not callable(getattr(model, name, None)):
             raise ConfigError(f"network: expected a method {name}, found none")

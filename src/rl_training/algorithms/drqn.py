@@ -55,10 +55,15 @@ class DRQNConfig(QLearningConfig, RecurrentConfig):
     )
 
     @model_validator(mode="after")
-    def _sequences_move_on(self) -> Self:
+    def _fits_into_a_sequence(self) -> Self:
+        length = self.sequence_length
         check(
-            self.overlap < self.sequence_length,
-            f"overlap must be less than sequence_length, {self.sequence_length}",
+            self.overlap < length,
+            f"overlap must be less than sequence_length, {length}; found {self.overlap}",
+        )
+        check(
+            self.n_step <= length,
+            f"n_step must be at most sequence_length, {length}; found {self.n_step}",
         )
         return self
 

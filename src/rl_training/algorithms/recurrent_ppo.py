@@ -1,9 +1,9 @@
 """PPO with a memory: the policy and its value go through sequences.
 
-The state of the policy is stored at every step. A rollout is cut into sequences of equal length,
-each from the state it was played with, and a minibatch is made of whole sequences. What the network
-gives for rows that are no transitions is dropped before anything is computed from it, so losses,
-advantage statistics and the KL estimate are PPO's own, over valid rows alone.
+The state of the policy is stored at every step. A rollout is cut into sequences of nearly equal
+length, each from the state it was played with, and a minibatch is made of whole sequences. What the
+network gives for rows that are no transitions is dropped before anything is computed from it, so
+losses, advantage statistics and the KL estimate are PPO's own, over valid rows alone.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class RecurrentPPOConfig(PPOConfig, RecurrentConfig):
         length = min(self.sequence_length, self.num_steps)
         check(
             self.batch_size >= length,
-            f"batch_size must be at least the length of a sequence, {length}",
+            f"batch_size must be at least the length of a sequence, {length}; found "
+            f"{self.batch_size}",
         )
         return self
 
@@ -97,6 +98,8 @@ class RecurrentPPO(Recurrent, PPO):
     def _seen(self, rollout: Any, obs: Array) -> tuple[Array, Array, Array]:  # noqa: ARG002
         """Policy outputs of all rows, values [T, N], and values after the rows to bootstrap."""
         seen = self.model.sequence(rollout.obs, self._parts(rollout.state[0]), rollout.first)
+        if not len(rollout.bootstrap_rows):
+            return seen.policy.flatten(0, 1), seen.value, seen.value.new_zeros(0)
         going_on = torch.zeros_like(rollout.bootstrap_rows, dtype=torch.bool)
         last = rollout.bootstrap_obs, self._parts(rollout.bootstrap_state), going_on
         bootstrap = self.model.sequence(last[0][None], last[1], last[2][None]).value[0]
@@ -110,22 +113,28 @@ class RecurrentPPO(Recurrent, PPO):
         """Whole sequences, shuffled, in pieces of nearly equal number."""
         rollout: Any = samples.obs
         valid = rollout.valid.cpu().numpy()
-        sequences = cut(valid, self.hyper.sequence_length)
+        length = equal_length(len(valid), self.hyper.sequence_length)
+        sequences = cut(valid, length)
         count = len(samples.value)
-        pieces = max(1, min(-(-count // self.hyper.batch_size), len(sequences)))
+        pieces = max(1, min(-(-count // self.hyper.batch_size), len(sequences), count // 2))
         # Where each valid row of the rollout is among the samples.
         number = np.cumsum(valid.reshape(-1)).reshape(valid.shape) - 1
         for _ in range(self.hyper.epochs):
             order = self.shuffling.numpy.permutation(len(sequences))
             for chosen in np.array_split(order, pieces):
-                yield self._minibatch(samples, sequences[chosen], valid, number)
+                yield self._minibatch(samples, sequences[chosen], length, valid, number)
 
     def _minibatch(
-        self, samples: Samples, chosen: np.ndarray, valid: np.ndarray, number: np.ndarray
+        self,
+        samples: Samples,
+        chosen: np.ndarray,
+        length: int,
+        valid: np.ndarray,
+        number: np.ndarray,
     ) -> Samples:
         """The sequences that start at the given steps and environments [S, 2]."""
         rollout: Any = samples.obs
-        (start, env), length = chosen.T, min(self.hyper.sequence_length, len(valid))
+        start, env = chosen.T
         step = start + np.arange(length)[:, None]
         inside = step < len(valid)
         step = np.minimum(step, len(valid) - 1)  # what is past the end is dropped
@@ -145,6 +154,12 @@ class RecurrentPPO(Recurrent, PPO):
 
     def _index(self, rows: np.ndarray) -> Tensor:
         return torch.from_numpy(rows).to(self.device)
+
+
+def equal_length(steps: int, longest: int) -> int:
+    """The length of nearly equal sequences that so many steps are cut into."""
+    pieces = -(-steps // longest)
+    return -(-steps // pieces)
 
 
 def cut(valid: np.ndarray, length: int) -> np.ndarray:

@@ -27,8 +27,9 @@ _STORES = ("obs", "action", "reward", "discount", "first", "mask", "state")
 class RecurrentReplayBuffer:
     """Uniform replay over the latest chunks, kept in host memory; batches go to `device`.
 
-    `capacity` counts transitions. `state` of a chunk is the policy's before its first row, all its
-    parts in one row of numbers.
+    `capacity` counts transitions and is what there is room for at most: a chunk in which an episode
+    ends takes as much as a full one, and with `overlap` rows are kept twice. `state` of a chunk is
+    the policy's before its first row, all its parts in one row of numbers.
     """
 
     memory_name = "replay memory"
@@ -47,6 +48,11 @@ class RecurrentReplayBuffer:
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
+        if not (burn_in >= 0 and 0 <= overlap < sequence_length):
+            raise UsageError(
+                "expected burn_in and overlap from 0 on and overlap below sequence_length, found "
+                f"burn_in {burn_in}, overlap {overlap}, sequence_length {sequence_length}"
+            )
         self.burn_in, self.rows = burn_in, burn_in + sequence_length
         self.stride = sequence_length - overlap  # from one chunk of an episode to the next
         self.num_envs = num_envs
@@ -191,6 +197,7 @@ class RecurrentReplayBuffer:
             "burn_in": self.burn_in,
             "stride": self.stride,
             "num_envs": self.num_envs,
+            "state_size": sum(self._state_sizes),
             "room": len(self._chunks["mask"]),
         }
 
@@ -212,7 +219,7 @@ class RecurrentReplayBuffer:
             if state[name] != number:
                 raise CheckpointError(
                     f"the saved replay buffer has {name} {state[name]}, this one has {number}; "
-                    "resume with the sequences, buffer size and num_envs of the saved run"
+                    "resume with the network, sequences, buffer size and num_envs of the saved run"
                 )
         self._count, self._head = len(state["chunks"]["mask"]), state["head"]
         for name in _STORES:

@@ -121,15 +121,7 @@ class SequenceBatch(NamedTuple):
 
     def from_row(self, row: int, state: tuple[Tensor, ...]) -> SequenceBatch:
         """What is left of it from a row on, and the state before that row."""
-        return SequenceBatch(
-            self.obs[row:],
-            self.action[row:],
-            self.reward[row:],
-            self.discount[row:],
-            self.first[row:],
-            self.mask[row:],
-            state,
-        )
+        return SequenceBatch._make([*(x[row:] for x in self[:-1]), state])
 
     def to(self, device: torch.device) -> SequenceBatch:
         """The same on a device."""

@@ -40,6 +40,8 @@ class MaskVelocity(gym.ObservationWrapper[np.ndarray, Any, np.ndarray]):
                     f"{', '.join(VELOCITIES)}"
                 )
             indices = VELOCITIES[name]
+        if not indices:
+            raise ValueError("indices is empty: nothing would be hidden")
         size = space.shape[0]
         if wrong := [index for index in indices if not 0 <= index < size]:
             raise ValueError(f"expected indices from 0 to {size - 1}, found {wrong}")

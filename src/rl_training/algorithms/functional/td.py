@@ -1,4 +1,4 @@
-"""Temporal-difference targets for value learning, on tensors or arrays."""
+"""Temporal-difference targets for value learning, of transitions (arrays too) and sequences."""
 
 from __future__ import annotations
 
