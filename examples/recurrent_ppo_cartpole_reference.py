@@ -2,8 +2,8 @@
 
     python examples/recurrent_ppo_cartpole_reference.py --steps 100000
 
-`rl-training train --config recurrent_ppo/cartpole_masked` does it with checkpoints, logs and resume,
-and with normalised rewards; this script is for reading, next to `ppo_cartpole_reference.py`. What a
+`rl-training train --config recurrent_ppo/cartpole_masked` does it with checkpoints, logs, resume
+and normalised rewards; this script is for reading, next to `ppo_cartpole_reference.py`. What a
 memory changes:
 
 - `act` takes a state and gives the next one. The collector carries it from step to step, from
