@@ -1,0 +1,49 @@
+"""Hyper-parameters that SAC, TQC and REDQ share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rl_training.data.types import EnvSpec
+from rl_training.experiment.config import HiddenSizes, LearningRate, TransitionHyperParameters
+
+Auto = Literal["auto"]
+Number = Annotated[float, Field(ge=-1e6, le=1e6)]
+
+
+class SoftActorCriticConfig(TransitionHyperParameters):
+    """Hyper-parameters of every algorithm with a soft actor and critics."""
+
+    learning_rate: LearningRate = Field(3e-4, description="step size of all optimisers")
+    batch_size: int = Field(256, ge=1, le=1_000_000, description="transitions in one gradient step")
+    critic_hidden_sizes: HiddenSizes | None = Field(
+        None, description="width of the critics' hidden layers; null takes hidden_sizes"
+    )
+    num_critics: int = Field(2, ge=1, le=1000, description="critics in the ensemble")
+    tau: float = Field(0.005, gt=0, le=1, description="how far the target critics move per update")
+    policy_delay: int = Field(
+        1, ge=1, le=100_000, description="updates of the critics for one of the actor"
+    )
+    alpha: Auto | Number = Field(
+        "auto", description="weight of the entropy; auto learns it to reach target_entropy"
+    )
+    target_entropy: Auto | Number = Field(
+        "auto", description="entropy to keep; auto is minus the number of action dimensions"
+    )
+    layer_norm: bool = Field(False, description="normalises the critics' hidden layers")
+    dropout: float = Field(0.0, ge=0, lt=1, description="share of the critics' units left out")
+    optimizer_eps: float = Field(1e-8, gt=0, le=1, description="Adam's epsilon")
+    max_grad_norm: float | None = Field(
+        None, gt=0, le=1e6, description="bound on the norm of each gradient; null for none"
+    )
+
+    @property
+    def critic_outputs(self) -> int:
+        """Numbers each critic gives for an action."""
+        return 1
+
+    def entropy_for(self, spec: EnvSpec) -> float:
+        """The entropy to keep in an environment."""
+        return -float(spec.action_dim) if self.target_entropy == "auto" else self.target_entropy

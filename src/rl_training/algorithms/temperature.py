@@ -1,0 +1,61 @@
+"""The weight of the entropy in soft actor-critics: fixed, or learned to keep an entropy."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rl_training.algorithms.optimization import Optimizer
+from rl_training.data.arrays import Array
+
+
+class LogAlpha(nn.Module):
+    """The learned number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.zeros(()))
+
+
+class Temperature:
+    """`alpha`, the weight of the entropy.
+
+    "auto" starts at 1 and descends -log(alpha) * (log_prob + target_entropy), averaged over a batch:
+    alpha grows while the policy's entropy is below the target.
+    """
+
+    def __init__(
+        self, alpha: float | Literal["auto"], target_entropy: float, device: torch.device
+    ) -> None:
+        self._fixed = None if alpha == "auto" else float(alpha)
+        self._target = target_entropy
+        log_alpha = LogAlpha().to(device)
+        self._optimizer = Optimizer(log_alpha)
+        self._value = log_alpha.value.detach()
+
+    def alpha(self, x: Array) -> Any:
+        """The weight, as what goes with `x` without waiting for a device."""
+        if self._fixed is not None:
+            return self._fixed
+        return self._value.exp() if isinstance(x, Tensor) else np.exp(self._value.numpy())
+
+    def step(self, log_prob: Array, learning_rate: float) -> None:
+        """One step on the log-probabilities [B] of the policy's actions, if it is learned."""
+        if self._fixed is not None:
+            return
+        grad = self._optimizer.flat.grad
+        assert grad is not None
+        grad[0] = -(log_prob.mean() + self._target)
+        self._optimizer.step(learning_rate)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The learned number and its optimiser's moments."""
+        return {"log_alpha": self._value, "optimizer": self._optimizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore them."""
+        self._value.copy_(state["log_alpha"])
+        self._optimizer.load_state_dict(state["optimizer"])
