@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-Vjp = Callable[[Any], tuple[Any, Callable[[Any], None]]]
-"""From an input to the outputs, detached, and the function that pulls their gradient back."""
+Vjp = Callable[..., tuple[Any, Callable[[Any], None]]]
+"""From inputs to the outputs, detached, and the function that pulls their gradient back."""
+ActionVjp = Callable[[Any, Any], tuple[Any, Callable[[Any], Any]]]
+"""From observations and actions to values and the function from their gradient to the actions'."""
 
 
-def vjp_of(network: nn.Module, function: Callable[[Any], Any] | None = None) -> Vjp:
+def vjp_of(network: nn.Module, function: Callable[..., Any] | None = None) -> Vjp:
     """The network's own `vjp`, or automatic differentiation of `function`, by default the network.
 
     Pulling a gradient back overwrites the parameters' `grad`. A class that derives from a network
@@ -27,13 +29,13 @@ def vjp_of(network: nn.Module, function: Callable[[Any], Any] | None = None) -> 
 class AutomaticVjp:
     """Automatic differentiation of a function of a network's parameters."""
 
-    def __init__(self, network: nn.Module, function: Callable[[Any], Any]) -> None:
+    def __init__(self, network: nn.Module, function: Callable[..., Any]) -> None:
         self._network, self._function = network, function
 
-    def __call__(self, x: Any) -> tuple[Any, Callable[[Any], None]]:
+    def __call__(self, *inputs: Any) -> tuple[Any, Callable[[Any], None]]:
         """Outputs, and the way back from their gradient."""
         with torch.enable_grad():
-            outputs = self._function(x)
+            outputs = self._function(*inputs)
 
         def pull_back(grads: Any) -> None:
             parameters = self._network.parameters()
@@ -45,14 +47,29 @@ class AutomaticVjp:
         return tuple(output.detach() for output in outputs), pull_back
 
 
+def action_vjp_of(critics: nn.Module) -> ActionVjp:
+    """The critics' own `action_vjp`, or automatic differentiation by the actions."""
+    if writes_out_its_gradient(critics):
+        written: ActionVjp = critics.action_vjp  # type: ignore[assignment]
+        return written
+
+    def automatic(obs: Tensor, action: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        action = action.detach().requires_grad_()
+        with torch.enable_grad():
+            values = critics(obs, action)
+        return values.detach(), lambda grad: torch.autograd.grad(values, action, grad)[0]
+
+    return automatic
+
+
 def uncompiled(vjp: Vjp) -> Vjp:
     """The same for compiled code to call: what torch records is not for the compiler to see."""
     if not isinstance(vjp, AutomaticVjp):
         return vjp
     hide: Callable[[Any], Any] = torch.compiler.disable
 
-    def hidden(x: Any) -> tuple[Any, Callable[[Any], None]]:
-        outputs, pull_back = vjp(x)
+    def hidden(*inputs: Any) -> tuple[Any, Callable[[Any], None]]:
+        outputs, pull_back = vjp(*inputs)
         return outputs, hide(pull_back)
 
     untraced: Vjp = hide(hidden)
