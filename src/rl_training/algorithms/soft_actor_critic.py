@@ -130,7 +130,7 @@ class SoftActorCritic(Algorithm):
             numbers = self._critic_gradient(batch, noise, alpha, self.members())
             self.critic_optimizer.step(learning_rate)
             metrics = Metrics(CRITIC_METRICS, numbers)
-            if self.count.number % self.hyper.policy_delay == 0:
+            if self.count.number % self.hyper.actor_interval == 0:
                 noise = self._noise_for(batch)
                 more, log_prob = self._actor_gradient(batch.obs, noise, alpha)
                 self.actor_optimizer.step(learning_rate)

@@ -44,6 +44,11 @@ class SoftActorCriticConfig(TransitionHyperParameters):
         """Numbers each critic gives for an action."""
         return 1
 
+    @property
+    def actor_interval(self) -> int:
+        """Updates of the critics for one of the actor."""
+        return self.policy_delay
+
     def entropy_for(self, spec: EnvSpec) -> float:
         """The entropy to keep in an environment."""
         return -float(spec.action_dim) if self.target_entropy == "auto" else self.target_entropy
