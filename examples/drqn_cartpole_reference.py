@@ -22,8 +22,7 @@ from rl_training.runtime.collector import Collector
 from rl_training.runtime.evaluator import Evaluator
 
 ENV_ID = "CartPole-v1"
-NUM_ENVS = 4
-WARM_UP = 1_000
+NUM_ENVS, WARM_UP = 4, 1_000
 
 
 def main(steps: int, seed: int) -> float:
@@ -38,6 +37,7 @@ def main(steps: int, seed: int) -> float:
         epsilon={"initial": 1.0, "final": 0.04, "fraction": 0.16},
         tau=0.01,
         double=True,
+        dueling=True,
         n_step=5,
         loss="mse",
     )
@@ -78,10 +78,8 @@ def main(steps: int, seed: int) -> float:
             metrics = drqn.update(batch, moment).metrics
         if step > WARM_UP and step % 5_000 == 0:
             recent = [episode.episode_return for episode in collector.episodes]
-            print(
-                f"step {step:6d}  return {sum(recent) / len(recent):6.1f}  "
-                f"loss {metrics['loss']:.4f}  mean Q {metrics['q_value_mean']:.1f}"
-            )
+            mean = sum(recent) / len(recent)
+            print(f"step {step:6d}  return {mean:6.1f}  loss {metrics['loss']:.4f}")
 
     # The final policy, greedy, on environments of its own.
     evaluator = Evaluator(lambda: make_env(ENV_ID, wrappers=["MaskVelocity"]), adapter)

@@ -7,5 +7,5 @@ from reference_script import ReferenceScriptTests
 
 class TestDRQNReferenceScript(ReferenceScriptTests):
     name = "drqn_cartpole_reference"
-    learning_steps = 15_000
+    learning_steps = 8_000
     short_steps = 1_300
