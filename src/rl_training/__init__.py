@@ -31,6 +31,9 @@ __all__ = [
     "DRQN",
     "PPO",
     "QRDQN",
+    "REDQ",
+    "SAC",
+    "TQC",
     "Callback",
     "ExperimentManager",
     "RLTrainingError",
@@ -43,6 +46,9 @@ __all__ = [
     "train_drqn",
     "train_ppo",
     "train_recurrent_ppo",
+    "train_redq",
+    "train_sac",
+    "train_tqc",
 ]
 
 # Loaded on first use, so that `rl-training --help` does not wait for torch.
@@ -52,6 +58,9 @@ _HOMES = {
     "DRQN": "api.algorithms",
     "PPO": "api.algorithms",
     "QRDQN": "api.algorithms",
+    "REDQ": "api.algorithms",
+    "SAC": "api.algorithms",
+    "TQC": "api.algorithms",
     "Callback": "runtime.callbacks",
     "ExperimentManager": "experiment.manager",
     "RLTrainingError": "errors",
@@ -64,6 +73,9 @@ _HOMES = {
     "train_drqn": "runtime.drqn_trainer",
     "train_ppo": "runtime.ppo_trainer",
     "train_recurrent_ppo": "runtime.recurrent_ppo_trainer",
+    "train_redq": "runtime.redq_trainer",
+    "train_sac": "runtime.sac_trainer",
+    "train_tqc": "runtime.tqc_trainer",
 }
 
 

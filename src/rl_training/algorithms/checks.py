@@ -27,6 +27,26 @@ def check_actor_critic(model: nn.Module, spec: EnvSpec) -> None:
     _check_log_std(model, spec)
 
 
+@torch.no_grad()
+def check_actor_and_critics(model: Any, spec: EnvSpec, num_critics: int, outputs: int) -> None:
+    """Refuse a network without a fitting `actor(obs)` and `critics(obs, action)`."""
+    for name in ("actor", "critics"):
+        if not isinstance(getattr(model, name, None), nn.Module):
+            raise ConfigError(f"network: expected a module named {name}, found none")
+    _check_output(model.actor, model.actor, "network.actor", spec, (2 * spec.action_dim,))
+    device = _expect_parameters(model.critics)[0].device
+    model.critics.eval()
+    inputs = (torch.zeros(1, size, device=device) for size in (spec.obs_dim, spec.action_dim))
+    expected = (num_critics, 1, outputs)
+    call = f"network.critics(obs (1, {spec.obs_dim}), action (1, {spec.action_dim}))"
+    try:
+        found = tuple(model.critics(*inputs).shape)
+    except Exception as error:
+        raise ConfigError(f"{call}: expected {expected}, but it raised: {error}") from error
+    if found != expected:
+        raise ConfigError(f"{call}: expected (critics, batch, outputs) {expected}, found {found}")
+
+
 def _check_log_std(model: nn.Module, spec: EnvSpec) -> None:
     shape = (spec.policy_outputs,)
     log_std = getattr(model, "log_std", None)

@@ -48,7 +48,8 @@ class Temperature:
             return
         grad = self._optimizer.flat.grad
         assert grad is not None
-        grad[0] = -(log_prob.mean() + self._target)
+        slope = -(log_prob.mean() + self._target)
+        grad.fill_(slope if isinstance(slope, Tensor) else float(slope))
         self._optimizer.step(learning_rate)
 
     def state_dict(self) -> dict[str, Any]:

@@ -37,3 +37,21 @@ class RecurrentPPO(ManagedAlgorithm):
     """PPO with a memory."""
 
     algo_name = "recurrent_ppo"
+
+
+class SAC(ManagedAlgorithm):
+    """Soft actor-critic (Haarnoja et al., 2018)."""
+
+    algo_name = "sac"
+
+
+class TQC(ManagedAlgorithm):
+    """Truncated quantile critics (Kuznetsov et al., 2020)."""
+
+    algo_name = "tqc"
+
+
+class REDQ(ManagedAlgorithm):
+    """Randomised ensembled double Q-learning (Chen et al., 2021)."""
+
+    algo_name = "redq"
