@@ -179,7 +179,11 @@ class SoftActorCritic(Algorithm):
         by_log_prob = xp.full_like(value, share) * alpha
         pull_back(squashed_gradient(policy, to_action(slope * -share), by_log_prob))
         cost = alpha * policy.log_prob
-        numbers = [(cost - value).mean(), -policy.log_prob.mean(), cost.sum() / policy.log_prob.sum()]
+        numbers = [
+            (cost - value).mean(),
+            -policy.log_prob.mean(),
+            cost.sum() / policy.log_prob.sum(),
+        ]
         return constant(xp.stack(numbers)), policy.log_prob
 
 

@@ -3,4 +3,15 @@
 from rl_training.api.algorithms import C51, DQN, DRQN, PPO, QRDQN, REDQ, SAC, TQC, RecurrentPPO
 from rl_training.api.managed import ManagedAlgorithm
 
-__all__ = ["C51", "DQN", "DRQN", "PPO", "QRDQN", "REDQ", "SAC", "TQC", "ManagedAlgorithm", "RecurrentPPO"]
+__all__ = [
+    "C51",
+    "DQN",
+    "DRQN",
+    "PPO",
+    "QRDQN",
+    "REDQ",
+    "SAC",
+    "TQC",
+    "ManagedAlgorithm",
+    "RecurrentPPO",
+]

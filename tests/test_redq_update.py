@@ -1,0 +1,89 @@
+"""REDQ's loss, subsets and actor, and where it is SAC."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from rl_training.algorithms.redq import REDQ, REDQConfig, random_subset, redq_loss
+from rl_training.models.mlp_actor_critics import MLPActorCritics
+from soft_batches import LEARNING, SPEC, make, random_batch
+
+
+def test_the_loss_by_hand() -> None:
+    q_values = torch.tensor([[1.0, 3.0, 2.0], [2.0, 0.0, 1.0]])
+    loss, gradient, metrics = redq_loss(q_values, torch.tensor([2.0, 1.0]))
+    # Errors -1, 1, 0 and 1, -1, 0: four squares over two rows.
+    assert float(loss) == 2.0
+    assert gradient.tolist() == [[-1.0, 1.0, 0.0], [1.0, -1.0, 0.0]]
+    found = {name: float(x) for name, x in metrics.items()}
+    assert found == {"critic_loss": 2.0, "q_value_mean": 1.5, "target_q_mean": 1.5}
+
+
+def test_the_gradient_is_the_automatic_one() -> None:
+    q_values, target = torch.randn(7, 5, requires_grad=True), torch.randn(7)
+    loss, gradient, _ = redq_loss(q_values, target)
+    loss.backward()
+    assert_close(gradient.detach(), q_values.grad)
+
+
+def test_subsets_have_no_duplicates_and_every_pair_is_as_likely() -> None:
+    rng = np.random.default_rng(0)
+    drawn = [tuple(sorted(random_subset(rng, 5, 2))) for _ in range(10_000)]
+    assert all(a != b for a, b in drawn)
+    pairs, counts = np.unique(drawn, axis=0, return_counts=True)
+    assert len(pairs) == 10
+    assert np.abs(counts - 1000).max() < 5 * 30  # a standard deviation of 30
+
+
+def test_one_subset_serves_the_whole_update_and_the_next_has_another() -> None:
+    agent = make("redq", num_critics=6, subset_size=2)
+    seen = []
+    inner = agent.target.module.forward
+    agent.target.module.forward = lambda *x: seen.append(tuple(x[2].tolist())) or inner(*x)
+    for _ in range(20):
+        agent.update(random_batch(), LEARNING)
+    assert len(seen) == 20
+    assert all(len(set(subset)) == 2 for subset in seen)
+    assert len(set(seen)) > 5
+
+
+def test_with_two_critics_both_in_the_subset_the_target_is_sacs() -> None:
+    settings = {"num_critics": 2, "replay_ratio": 1.0, "subset_size": 2}
+    redq, sac = make("redq", **settings), make("sac")
+    assert REDQConfig(**settings).actor_interval == 1
+    batch = random_batch()
+    found = [agent.update(batch, LEARNING).metrics for agent in (redq, sac)]
+    assert float(found[0]["target_q_mean"]) == pytest.approx(float(found[1]["target_q_mean"]))
+    # SAC's loss has a half that REDQ's has not.
+    assert float(found[0]["critic_loss"]) == pytest.approx(2 * float(found[1]["critic_loss"]))
+
+
+def test_the_actor_follows_the_mean_of_all_critics() -> None:
+    agent = make("redq", num_critics=3)
+    values = torch.randn(3, 4, 1)
+    value, slope = agent.actor_value(values)
+    assert_close(value, values.mean(0)[:, 0])
+    assert torch.equal(slope, torch.full((3, 4, 1), 1 / 3))
+
+
+def test_q_values_have_a_column_per_critic() -> None:
+    hyper = REDQConfig(hidden_sizes=(8,))
+    model = MLPActorCritics.build(SPEC, hyper)
+    obs, action = torch.randn(5, 3), torch.randn(5, 2)
+    found = model.q_values(obs, action)
+    assert found.shape == (5, 10)
+    assert_close(found[:, 7], model.critics(obs, action)[7, :, 0])
+    assert isinstance(REDQ(model, hyper, SPEC), REDQ)
+
+
+def test_defaults_are_the_papers() -> None:
+    hyper = REDQConfig()
+    assert (hyper.num_critics, hyper.subset_size, hyper.replay_ratio) == (10, 2, 20.0)
+    assert (hyper.actor_interval, hyper.learning_starts, hyper.tau) == (20, 5_000, 0.005)
+    assert REDQConfig(replay_ratio=5).actor_interval == 5
+    assert REDQConfig(replay_ratio=5, policy_delay=2).actor_interval == 2
+    with pytest.raises(ValueError, match="subset_size must be at most num_critics, 2; found 3"):
+        REDQConfig(num_critics=2, subset_size=3)

@@ -1,0 +1,75 @@
+"""Squashed Gaussian actions: exact near the bounds, and their gradient."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import Normal
+from torch.testing import assert_close
+
+from rl_training.algorithms.functional.squashed_gaussian import (
+    log_slope,
+    squashed_gradient,
+    squashed_mode,
+    squashed_sample,
+)
+
+
+def exact_log_prob(output: Tensor, noise: Tensor) -> Tensor:
+    """From torch's Gaussian and the derivative of tanh, in double precision."""
+    mean, log_std = output.double().chunk(2, 1)
+    std = log_std.clamp(-20, 2).exp()
+    before = mean + std * noise.double()
+    # 1 - tanh^2 = 4 / (e^x + e^-x)^2, which double precision holds far beyond float32's bounds.
+    slope = math.log(4) - 2 * torch.logaddexp(before, -before)
+    return (Normal(mean, std).log_prob(before) - slope).sum(1)
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 5.0, 30.0])
+def test_the_log_probability_is_exact_also_near_the_bounds(scale: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    output = torch.randn(500, 4, generator=generator) * torch.tensor([scale, scale, 1.0, 1.0])
+    noise = torch.randn(500, 2, generator=generator)
+    found = squashed_sample(output, noise)
+    if scale == 30.0:
+        assert int((found.action.abs() == 1).sum()) > 100  # float32's tanh is at its bound
+    assert_close(found.log_prob.double(), exact_log_prob(output, noise), rtol=1e-5, atol=1e-5)
+
+
+def test_a_sample_by_hand() -> None:
+    output, noise = torch.tensor([[0.5, math.log(2.0)]]), torch.tensor([[-1.0]])
+    found = squashed_sample(output, noise)
+    assert float(found.action) == pytest.approx(math.tanh(0.5 - 2.0))
+    density = -0.5 - math.log(2.0) - 0.5 * math.log(2 * math.pi)
+    assert float(found.log_prob) == pytest.approx(density - math.log(1 - math.tanh(-1.5) ** 2))
+    assert float(squashed_mode(output)) == pytest.approx(math.tanh(0.5))
+
+
+def test_the_slope_of_tanh_far_out() -> None:
+    x = torch.tensor([-50.0, 0.0, 50.0])
+    expected = math.log(4) - 100
+    assert_close(log_slope(x), torch.tensor([expected, 0.0, expected]))
+
+
+@pytest.mark.parametrize("arrays", [False, True])
+def test_the_gradient_written_out_is_the_automatic_one(arrays: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    output = torch.randn(50, 6, generator=generator)
+    output[0, 3:] = 2.5  # beyond the range of log stds, where its derivative is zero
+    output[1, 3:] = -21.0
+    output.requires_grad_()
+    noise, by_action = torch.randn(2, 50, 3, generator=generator)
+    by_log_prob = torch.randn(50, generator=generator)
+    sample = squashed_sample(output, noise)
+    total = (sample.action * by_action).sum() + (sample.log_prob * by_log_prob).sum()
+    (expected,) = torch.autograd.grad(total, output)
+    inputs = [x.detach() for x in (output, noise, by_action, by_log_prob)]
+    if arrays:
+        inputs = [x.numpy() for x in inputs]  # type: ignore[misc]
+    mine = squashed_gradient(squashed_sample(*inputs[:2]), *inputs[2:])
+    np.testing.assert_allclose(mine, expected, rtol=1e-5, atol=1e-6)
+    assert not expected[:2, 3:].any()

@@ -1,0 +1,62 @@
+"""TQC's pooled atoms and loss, and where it is SAC."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from rl_training.algorithms.tqc import TQCConfig, tqc_loss, truncated_atoms
+from soft_batches import LEARNING, make, random_batch
+
+
+def test_atoms_are_pooled_before_the_highest_are_dropped() -> None:
+    atoms = torch.tensor([[[1.0, 9.0, 8.0]], [[2.0, 3.0, 0.0]]])  # one row, two critics
+    assert truncated_atoms(atoms, 0).tolist() == [[0, 1, 2, 3, 8, 9]]
+    # One per critic: the two highest are both the first critic's.
+    assert truncated_atoms(atoms, 1).tolist() == [[0, 1, 2, 3]]
+    assert truncated_atoms(atoms.numpy(), 2).tolist() == [[0, 1]]
+
+
+def by_definition(quantiles: torch.Tensor, atoms: torch.Tensor) -> torch.Tensor:
+    count = quantiles.shape[-1]
+    shares = (torch.arange(count) + 0.5) / count
+    error = atoms[None, :, None, :] - quantiles[..., None]
+    huber = torch.where(error.abs() <= 1, 0.5 * error**2, error.abs() - 0.5)
+    return ((shares[:, None] - (error < 0).float()).abs() * huber).mean()
+
+
+@pytest.mark.parametrize("arrays", [False, True])
+def test_the_loss_is_its_definition_a_mean_over_everything(arrays: bool) -> None:
+    quantiles, atoms = torch.randn(3, 4, 5, requires_grad=True), 2 * torch.randn(4, 7)
+    expected = by_definition(quantiles, atoms)
+    (gradient,) = torch.autograd.grad(expected, quantiles)
+    given = [quantiles.detach(), atoms]
+    result = tqc_loss(*([x.numpy() for x in given] if arrays else given))
+    assert float(result.numbers[0]) == pytest.approx(expected.item(), rel=1e-5)
+    np.testing.assert_allclose(result.gradient, gradient, rtol=1e-4, atol=1e-7)
+
+
+def test_one_critic_with_one_quantile_is_sac_with_half_a_huber_loss() -> None:
+    tqc = make("tqc", num_critics=1, num_quantiles=1, dropped_quantiles=0)
+    sac = make("sac", num_critics=1)
+    batch = random_batch()
+    found = [agent.update(batch, LEARNING).metrics for agent in (tqc, sac)]
+    assert float(found[0]["target_q_mean"]) == pytest.approx(float(found[1]["target_q_mean"]))
+    q_values, target = torch.randn(1, 9, 1) * 0.1, torch.randn(9) * 0.1  # errors within 1
+    squared = 0.5 * ((q_values[0, :, 0] - target) ** 2).mean()
+    assert_close(tqc_loss(q_values, target[:, None]).numbers[0], 0.5 * squared)
+
+
+def test_the_actor_follows_the_mean_without_truncation() -> None:
+    values = torch.randn(2, 3, 4)
+    value, slope = make("tqc", num_critics=2, num_quantiles=4).actor_value(values)
+    assert_close(value, values.mean((0, 2)))
+    assert torch.equal(slope, torch.full((2, 3, 4), 1 / 8))
+
+
+def test_something_must_be_left_of_a_target() -> None:
+    with pytest.raises(ValueError, match="dropped_quantiles must be less than num_quantiles, 5"):
+        TQCConfig(num_quantiles=5, dropped_quantiles=5)
+    assert TQCConfig(num_quantiles=5, dropped_quantiles=4).critic_outputs == 5
