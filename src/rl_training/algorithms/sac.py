@@ -28,7 +28,7 @@ def soft_target(batch: Batch, value: Array, cost: Array) -> Array:
 
 
 def sac_loss(q_values: Array, target: Array) -> CriticLoss:
-    """Half the squared error, averaged over the batch and summed over critics: [E, B, 1] and [B]."""
+    """Half the squared error of values [E, B, 1], a mean over the batch and a sum over critics."""
     expect_shapes("E B O, B", q_values, target)
     error = q_values - target[:, None]
     rows = len(target)

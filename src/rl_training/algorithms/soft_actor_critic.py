@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rl_training.algorithms.base import Acting, Algorithm, UpdateResult
 from rl_training.algorithms.checks import check_actor_and_critics
@@ -66,7 +66,8 @@ class SoftActorCritic(Algorithm):
         self.hyper = hyper
         self.model: Any = model.to(self.device)
         check_actor_and_critics(self.model, spec, hyper.num_critics, hyper.critic_outputs)
-        self.actor, self.critics = self.model.actor, self.model.critics
+        self.actor: Any = self.model.actor
+        self.critics: Any = self.model.critics
         limits: dict[str, Any] = {"eps": hyper.optimizer_eps, "max_grad_norm": hyper.max_grad_norm}
         self.actor_optimizer = Optimizer(self.actor, **limits)
         self.critic_optimizer = Optimizer(self.critics, **limits)

@@ -23,8 +23,8 @@ class LogAlpha(nn.Module):
 class Temperature:
     """`alpha`, the weight of the entropy.
 
-    "auto" starts at 1 and descends -log(alpha) * (log_prob + target_entropy), averaged over a batch:
-    alpha grows while the policy's entropy is below the target.
+    "auto" starts at 1 and descends the mean of -log(alpha) * (log_prob + target_entropy): alpha
+    grows while the policy's entropy is below the target.
     """
 
     def __init__(

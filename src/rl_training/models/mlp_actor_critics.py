@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ class MLPActor(nn.Module):
 
 
 class MLPCritics(nn.Module):
-    """`outputs` numbers of each critic for an observation and an action: (members, batch, outputs)."""
+    """Numbers of each critic for observations and actions: (members, batch, outputs)."""
 
     def __init__(
         self,
@@ -76,8 +77,7 @@ class RegularizedCritics(nn.Module):
     ) -> None:
         super().__init__()
         sizes = (obs_dim + action_dim, *hidden_sizes, outputs)
-        pairs = zip(sizes, sizes[1:], strict=False)
-        self.layers = nn.ModuleList(EnsembleMLP(num_critics, pair) for pair in pairs)
+        self.layers = nn.ModuleList(EnsembleMLP(num_critics, pair) for pair in pairwise(sizes))
         self.dropout = dropout
         self.scales, self.shifts = nn.ParameterList(), nn.ParameterList()
         for size in hidden_sizes if layer_norm else ():
@@ -112,14 +112,12 @@ class MLPActorCritics(nn.Module):
     def build(cls, spec: EnvSpec, hyper: Any) -> MLPActorCritics:
         """The networks for an environment, as the hyper-parameters size them."""
         sizes = (spec.obs_dim, spec.action_dim)
-        shape = {"num_critics": hyper.num_critics, "outputs": hyper.critic_outputs}
-        wide = hyper.critic_hidden_sizes or hyper.hidden_sizes
-        critics: nn.Module
+        shape: dict[str, Any] = {"num_critics": hyper.num_critics, "outputs": hyper.critic_outputs}
+        kind: Any = MLPCritics
         if hyper.layer_norm or hyper.dropout:
-            options = {"layer_norm": hyper.layer_norm, "dropout": hyper.dropout}
-            critics = RegularizedCritics(*sizes, wide, **shape, **options)
-        else:
-            critics = MLPCritics(*sizes, wide, **shape)
+            kind = RegularizedCritics
+            shape |= {"layer_norm": hyper.layer_norm, "dropout": hyper.dropout}
+        critics = kind(*sizes, hyper.critic_hidden_sizes or hyper.hidden_sizes, **shape)
         return cls(MLPActor(*sizes, hyper.hidden_sizes), critics)
 
     def q_values(self, obs: Array, action: Array) -> Array:
