@@ -14,7 +14,14 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.workloads import DQNWorkload, PPOWorkload, Workload, from_plain
+from benchmarks.workloads import (
+    DQNWorkload,
+    DRQNWorkload,
+    PPOWorkload,
+    RecurrentPPOWorkload,
+    Workload,
+    from_plain,
+)
 
 SECONDS = 0.5  # of each measurement
 
@@ -43,10 +50,36 @@ def ppo_flops(w: PPOWorkload) -> float:
     return 2 * both + 2 * w.epochs * (both + 2 * both - first)
 
 
+def recurrent_weights(w: DRQNWorkload | RecurrentPPOWorkload, outputs: int) -> int:
+    """Multiplications per row of one forward pass through layers, LSTM and outputs."""
+    lstm = 4 * w.core_size * (w.hidden[-1] + w.core_size)
+    return weights(w.obs_dim, *w.hidden) + lstm + weights(w.core_size, outputs)
+
+
+def drqn_flops(w: DRQNWorkload) -> float:
+    """As for DQN; the target network also passes the observation after each sequence.
+
+    Backward, here and in recurrent PPO, a sequence's first row counts like the others.
+    """
+    network = recurrent_weights(w, w.outputs)
+    first = weights(w.obs_dim, w.hidden[0])
+    rows = w.sequence_length * (network + 2 * network - first) + (w.sequence_length + 1) * network
+    return 2 * network + 2 * w.batch_size * rows / w.steps_per_update
+
+
+def recurrent_ppo_flops(w: RecurrentPPOWorkload) -> float:
+    """As for PPO, with one network for policy and value."""
+    network = recurrent_weights(w, w.num_actions + 1)
+    first = weights(w.obs_dim, w.hidden[0])
+    return 2 * network + 2 * w.epochs * (network + 2 * network - first)
+
+
 FLOPS: dict[str, Callable[[Any], float]] = {
     "dqn": dqn_flops,
     "qr_dqn": dqn_flops,
+    "drqn": drqn_flops,
     "ppo": ppo_flops,
+    "recurrent_ppo": recurrent_ppo_flops,
 }
 
 
@@ -59,9 +92,19 @@ def limit_rate(w: Workload, limits: Mapping[str, Mapping[str, float]]) -> float:
     return 1 / (env_seconds + FLOPS[w.algorithm](w) / (limits["gflops"][product(w)] * 1e9))
 
 
+def shape(w: Workload) -> tuple[int, int, int]:
+    """Rows, inputs and outputs of the workload's largest matrix product; an LSTM has four gates."""
+    if isinstance(w, DRQNWorkload):
+        return w.batch_size * w.sequence_length, w.core_size, 4 * w.core_size
+    if isinstance(w, RecurrentPPOWorkload):
+        return w.batch_size, w.core_size, 4 * w.core_size
+    return w.batch_size, max(w.hidden), max(w.hidden)
+
+
 def product(w: Workload) -> str:
-    """The name of the workload's largest matrix product among the measured limits."""
-    return f"{w.batch_size} x {max(w.hidden)}"
+    """The name of that product among the measured limits."""
+    rows, *sizes = shape(w)
+    return " x ".join(map(str, (rows, *dict.fromkeys(sizes))))
 
 
 def _fastest(work: Callable[[], int]) -> float:
@@ -102,14 +145,14 @@ def gflops(w: Workload) -> float:
     import torch
 
     torch.set_num_threads(1)
-    width = max(w.hidden)
-    a, b = torch.rand(w.batch_size, width), torch.rand(width, width)
-    out = torch.empty(w.batch_size, width)
+    rows, fan_in, fan_out = shape(w)
+    a, b = torch.rand(rows, fan_in), torch.rand(fan_in, fan_out)
+    out = torch.empty(rows, fan_out)
 
     def multiply() -> int:
         for _ in range(20):
             torch.mm(a, b, out=out)
-        return 20 * 2 * w.batch_size * width * width
+        return 20 * 2 * rows * fan_in * fan_out
 
     return _fastest(multiply) / 1e9
 

@@ -143,6 +143,32 @@ class PPOWorkload(Workload):
         return rows, self.epochs * ceil(rows / self.batch_size)
 
 
+@dataclass(frozen=True, kw_only=True)
+class DRQNWorkload(DQNWorkload):
+    """The same from sequences: ReLU layers, an LSTM, one linear layer; a batch counts sequences.
+
+    They start from the state they were played in, and all their steps are learned from.
+    """
+
+    algorithm: ClassVar[str] = "drqn"
+    core_size: int
+    sequence_length: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentPPOWorkload(PPOWorkload):
+    """PPO on sequences: tanh layers and an LSTM shared by policy and value, a linear layer each.
+
+    Rollouts are cut into sequences of equal length that start from the state they were played in.
+    A shared LSTM and short sequences are what suits the peers: one has no other, and it and another
+    go through a sequence step by step, so that long ones would measure their calls.
+    """
+
+    algorithm: ClassVar[str] = "recurrent_ppo"
+    core_size: int
+    sequence_length: int
+
+
 W1 = DQNWorkload(
     name="W1",
     title="DQN, net 256-256, batch 128, an update every 4 steps",
@@ -175,6 +201,16 @@ W2 = QRDQNWorkload(
     num_quantiles=51,
     timed=10_000,
 )
+W6 = DRQNWorkload(
+    name="W6",
+    title="DRQN, LSTM 128, batch of 32 sequences of 16, an update every 4 steps",
+    hidden=(128,),
+    core_size=128,
+    sequence_length=16,
+    batch_size=32,
+    steps_per_update=4,
+    timed=2_000,
+)
 W8 = PPOWorkload(
     name="W8",
     title="PPO, net 64-64, 8 envs x 128 steps, 4 epochs, minibatch 256",
@@ -184,9 +220,21 @@ W8 = PPOWorkload(
     warm_up=2 * 1024,
     timed=60 * 1024,
 )
-WORKLOADS: dict[str, Workload] = {w.name: w for w in (W1, W1B, W1S, W2, W8)}
+W9 = RecurrentPPOWorkload(
+    name="W9",
+    title="Recurrent PPO, LSTM 128, 8 envs x 128 steps, 4 epochs, minibatch 256",
+    hidden=(64,),
+    core_size=128,
+    sequence_length=16,
+    batch_size=256,
+    num_envs=8,
+    warm_up=2 * 1024,
+    timed=20 * 1024,
+)
+WORKLOADS: dict[str, Workload] = {w.name: w for w in (W1, W1B, W1S, W2, W6, W8, W9)}
 _KINDS: dict[str, type[Workload]] = {
-    kind.algorithm: kind for kind in (DQNWorkload, QRDQNWorkload, PPOWorkload)
+    kind.algorithm: kind
+    for kind in (DQNWorkload, QRDQNWorkload, DRQNWorkload, PPOWorkload, RecurrentPPOWorkload)
 }
 
 

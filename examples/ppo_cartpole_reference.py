@@ -11,7 +11,8 @@ import argparse
 import gymnasium as gym
 import torch
 
-from rl_training.algorithms.ppo import PPO, PPOConfig
+from rl_training.algorithms.ppo import PPO
+from rl_training.algorithms.ppo_config import PPOConfig
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.data.types import Moment
 from rl_training.envs.factory import make_vector_env

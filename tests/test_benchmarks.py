@@ -16,7 +16,15 @@ import benchmarks.__main__ as commands
 from benchmarks import peers, runner
 from benchmarks.__main__ import main
 from benchmarks.libraries.ours import settings
-from benchmarks.limits import dqn_flops, limit_rate, ppo_flops, weights
+from benchmarks.limits import (
+    dqn_flops,
+    drqn_flops,
+    limit_rate,
+    ppo_flops,
+    product,
+    recurrent_ppo_flops,
+    weights,
+)
 from benchmarks.parts import PARTS
 from benchmarks.peers import LIBRARIES, OURS, PEERS, REQUIREMENTS, Library
 from benchmarks.pictures import draw_scaling, draw_speeds
@@ -25,7 +33,18 @@ from benchmarks.probe import main as run_library
 from benchmarks.runner import check_record, measure, measure_all, parse_record, pin, run_json
 from benchmarks.scaling import ALONG, BASES, point
 from benchmarks.summary import Spread, fastest_peer, markdown_tables, parts_table, summarise
-from benchmarks.workloads import W1, W1B, W2, W8, WORKLOADS, BenchmarkError, chosen, from_plain
+from benchmarks.workloads import (
+    W1,
+    W1B,
+    W2,
+    W6,
+    W8,
+    W9,
+    WORKLOADS,
+    BenchmarkError,
+    chosen,
+    from_plain,
+)
 
 
 def run_of(library: str, number: int, transitions: int, wall: float, cpu: float) -> dict[str, Any]:
@@ -80,7 +99,9 @@ def results() -> dict[str, Any]:
         (W1, (4, 1), 250, 2500),
         (W1B, (1, 1), 1000, 10_000),
         (W2, (4, 1), 250, 2500),
+        (W6, (4, 1), 250, 500),
         (W8, (1024, 16), 32, 960),
+        (W9, (1024, 16), 32, 320),
         (replace(W1, num_envs=8), (8, 2), 250, 2500),
         (replace(W1, num_envs=6), (12, 3), 249, 2499),
         (replace(W8, batch_size=300), (1024, 16), 32, 960),
@@ -128,6 +149,21 @@ def test_matrix_products_are_those_counted_by_hand() -> None:
     assert dqn_flops(W2) == 2 * 92_672 + 2 * 128 * (4 * 92_672 - 1_024) / 4
     # Policy 4,480 and value 4,416 weights, 512 of them in first layers; 4 epochs.
     assert ppo_flops(W8) == 2 * 8_896 + 8 * (3 * 8_896 - 512)
+
+
+def test_matrix_products_of_recurrent_networks_are_those_counted_by_hand() -> None:
+    # 4 x 128 before the LSTM, 4 gates x 128 x (128 + 128) in it, 128 x 2 after it: 131,840. Of 32
+    # sequences: 17 rows forward in the target, 16 forward and twice back in the online network.
+    assert drqn_flops(W6) == 2 * 131_840 + 2 * 32 * (65 * 131_840 - 16 * 512) / 4
+    # 4 x 64, then 4 x 128 x (64 + 128), then 128 x 2 and 128 x 1: 98,944.
+    assert recurrent_ppo_flops(W9) == 2 * 98_944 + 8 * (3 * 98_944 - 256)
+
+
+def test_the_peak_is_measured_on_the_largest_product() -> None:
+    products = {name: product(w) for name, w in WORKLOADS.items()}
+    assert products["W1"] == "128 x 256"  # by 256 x 256
+    assert products["W6"] == "512 x 128 x 512"  # 32 sequences of 16 rows, 4 gates of 128
+    assert products["W9"] == "256 x 128 x 512"
 
 
 def test_the_limit_adds_stepping_and_products(results: dict[str, Any]) -> None:
@@ -451,6 +487,19 @@ def test_ours_runs_as_a_process() -> None:
     assert record["versions"].keys() >= {"rl-training", "torch"}
 
 
+@pytest.mark.parametrize("base", [W6, W9], ids=lambda w: w.name)
+def test_ours_runs_recurrent_workloads(base: Any) -> None:
+    if base is W6:
+        tiny = replace(base, learning_starts=40, warm_up=80, timed=160, buffer_size=1000)
+    else:
+        tiny = replace(base, num_envs=2, num_steps=8, warm_up=16, timed=80)
+    tiny = replace(tiny, hidden=(8,), core_size=8, sequence_length=4, batch_size=8)
+    record = measure(OURS, tiny, Path(sys.executable))
+    assert (record["transitions"], record["updates"]) == (tiny.timed, 40)
+    found = run_json(Path(sys.executable), "benchmarks.parts", tiny.to_plain())
+    assert all(found[part] > 0 for part in PARTS)
+
+
 def test_a_failing_library_is_recorded_and_the_others_go_on(capsys: Any) -> None:
     tiny = replace(W8, hidden=(8,), num_envs=2, num_steps=8, batch_size=8, warm_up=16, timed=48)
     unknown = Library("no_such_library", "None")
@@ -540,6 +589,17 @@ def test_ours_is_told_the_algorithm_and_its_quantiles() -> None:
     keys = settings(W2)
     assert (keys["algo"], keys["algo_kwargs"]["num_quantiles"]) == ("qr_dqn", 51)
     assert "num_quantiles" not in settings(W1)["algo_kwargs"]
+
+
+def test_ours_is_told_of_its_memory() -> None:
+    """DRQN as asked for; recurrent PPO with the one LSTM for both that all libraries offer."""
+    drqn, ppo = settings(W6), settings(W9)
+    assert (drqn["algo"], ppo["algo"]) == ("drqn", "recurrent_ppo")
+    memory = {"core_size": 128, "sequence_length": 16}
+    assert drqn["algo_kwargs"].items() >= memory.items() | {("replay_ratio", 0.25)}
+    assert ppo["algo_kwargs"].items() >= memory.items() | {("shared_core", True)}
+    assert "shared_core" not in drqn["algo_kwargs"]
+    assert not memory.keys() & settings(W8)["algo_kwargs"].keys()
 
 
 @pytest.mark.parametrize("peer", PEERS)

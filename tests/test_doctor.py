@@ -39,6 +39,15 @@ from training import FAMILY
 QUICK = 0.1
 
 
+MEASURED = env_fits.seconds_per_step
+
+
+@pytest.fixture(autouse=True)
+def _learning_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To measure every algorithm takes seconds; one test has it done."""
+    monkeypatch.setattr(env_fits, "seconds_per_step", lambda *_: 1e-3)
+
+
 class GoodEnv(toy_envs.RandomWalkEnv):
     """A walk without a fault, counting how often it was made and closed."""
 
@@ -440,7 +449,10 @@ def test_the_resume_level_is_told_with_its_reason(make: Any, level: str, mark: s
     assert line == f"{level}: {check.resume.reason}"
 
 
-def test_predicted_memory_and_time_are_those_of_the_buffer_and_the_speed() -> None:
+def test_predicted_memory_and_time_are_those_of_the_buffer_and_the_speed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(env_fits, "seconds_per_step", MEASURED)
     fits = algorithm_fits(Box(-1.0, 1.0, (4,), np.float32), Discrete(2), steps_per_second=20_000.0)
     by_name = {fit.name: fit for fit in fits}
     spec = EnvSpec(env_id="any", obs_shape=(4,), action_kind="discrete", num_actions=2)

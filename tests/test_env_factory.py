@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.spaces import Discrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import TimeLimit
 
@@ -20,6 +21,7 @@ from rl_training.envs.factory import make_env, make_vector_env
 from rl_training.envs.imports import import_object
 from rl_training.envs.snapshots import SnapshotEnv
 from rl_training.errors import ConfigError, EnvError, MissingExtra
+from rl_training.experiment.registry import resolve_config
 from toy_envs import BufferReusingEnv, CountingEnv, RaisingEnv, make_counting
 
 
@@ -143,6 +145,17 @@ class TestSingle:
         monkeypatch.setitem(sys.modules, missing, None)
         with pytest.raises(MissingExtra, match=rf"pip install 'rl-training\[{extra}\]'"):
             single(env_id)
+
+    def test_a_missing_module_of_environments_names_its_extra(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "popgym", None)
+        with pytest.raises(MissingExtra, match=r"pip install 'rl-training\[popgym\]'"):
+            single("popgym:popgym-RepeatPreviousEasy-v0")
+
+    def test_environments_of_popgym_have_what_drqn_takes(self) -> None:
+        env = single(resolve_config("drqn/repeat_previous").config.env_id)
+        assert (env.observation_space, env.action_space) == (Discrete(4), Discrete(4))
 
     def test_wrong_argument_of_a_registered_env(self) -> None:
         with pytest.raises(ConfigError, match=r"env_kwargs: .*gravty"):

@@ -17,7 +17,7 @@ from torch.testing import assert_close
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.dqn import DQNConfig
-from rl_training.algorithms.ppo import PPOConfig
+from rl_training.algorithms.ppo_config import PPOConfig
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import COMPILE_FROM_UPDATES
 from rl_training.experiment.registry import open_checkpoint
@@ -28,7 +28,7 @@ from rl_training.runtime.execution import planned_updates
 from rl_training.runtime.result import TrainingInterrupted
 from rl_training.runtime.training_run import TrainingRun
 from toy_envs import CountingEnv
-from training import ALGORITHMS, FAMILY, OPTIONS, StopAt, final_state, tiny_config
+from training import ALGORITHMS, FAMILY, ON_ARRAYS, OPTIONS, StopAt, final_state, tiny_config
 
 
 def test_planned_updates_of_replay_by_hand() -> None:
@@ -82,7 +82,7 @@ def recorded(run_dir: Path) -> str:
 
 
 @pytest.mark.usefixtures("pretended")
-@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("algo", sorted(ON_ARRAYS))
 def test_auto_compiles_from_a_number_of_planned_updates_on(
     algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +150,17 @@ def test_without_a_compiler_a_run_is_eager_and_says_so_in_one_line(
     assert final_state(run_dir)["agent"] == final_state(eager)["agent"]
 
 
+@pytest.mark.parametrize("algo", ["drqn", "recurrent_ppo"])
+def test_what_learns_with_kernels_that_are_not_compiled_says_so(
+    algo: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    run_dir = train(tiny_config(algo, tmp_path, execution="compiled")).run_dir
+    (record,) = caplog.records
+    assert record.getMessage().startswith("execution: eager, for the kernels ")
+    assert recorded(run_dir) == "eager"
+
+
 @pytest.mark.usefixtures("pretended")
 def test_a_compiled_run_that_goes_on_without_a_compiler_is_not_exact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -195,7 +206,7 @@ class Last(Callback):
 @pytest.mark.parametrize(
     ("algo", "options"),
     [
-        *(pytest.param(algo, {}, id=algo) for algo in ALGORITHMS),
+        *(pytest.param(algo, {}, id=algo) for algo in sorted(ON_ARRAYS)),
         *(pytest.param(algo, OPTIONS, id=f"{algo}-all options") for algo in FAMILY),
     ],
 )

@@ -14,7 +14,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from rl_training.algorithms.dqn import DQN, DQNConfig
-from rl_training.algorithms.ppo import PPO, PPOConfig
+from rl_training.algorithms.ppo import PPO
+from rl_training.algorithms.ppo_config import PPOConfig
 from rl_training.data.types import Batch, EnvSpec, Moment, Rollout
 from rl_training.models.blocks import MLP
 from rl_training.models.mlp_actor_critic import MLPActorCritic

@@ -24,7 +24,8 @@ from rl_training.algorithms.functional.distributions import (
 )
 from rl_training.algorithms.functional.surrogate import Losses, Samples, normalized, ppo_losses
 from rl_training.algorithms.generators import BlockNoise, NumpyGenerator
-from rl_training.algorithms.ppo import METRICS, PPO, PPOConfig
+from rl_training.algorithms.ppo import METRICS, PPO
+from rl_training.algorithms.ppo_config import PPOConfig
 from rl_training.data.types import EnvSpec, Moment, Rollout
 from rl_training.errors import ConfigError
 from rl_training.models.mlp_actor_critic import MLPActorCritic

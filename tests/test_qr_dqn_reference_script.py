@@ -7,5 +7,5 @@ from reference_script import ReferenceScriptTests
 
 class TestQRDQNReferenceScript(ReferenceScriptTests):
     name = "qr_dqn_cartpole_reference"
-    learning_steps = 6_000
+    learning_steps = 4_000
     short_steps = 1_300

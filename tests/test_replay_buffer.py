@@ -12,7 +12,7 @@ from rl_training.data import memory
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.types import EnvSpec, Transitions
 from rl_training.errors import CheckpointError, ReplayTooLarge, UsageError
-from rl_training.experiment.config import OffPolicyHyperParameters
+from rl_training.experiment.config import TransitionHyperParameters
 from rl_training.experiment.state_tree import join, split, tree_hash
 
 SPEC = EnvSpec(env_id="toy", obs_shape=(2,), action_kind="discrete", num_actions=9)
@@ -223,7 +223,7 @@ def test_a_buffer_that_does_not_fit_is_refused_before_allocation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(memory, "available_memory", lambda: 10_000)
-    hyper = OffPolicyHyperParameters(buffer_size=1_000_000)
+    hyper = TransitionHyperParameters(buffer_size=1_000_000)
     with pytest.raises(ReplayTooLarge, match=r"needs 23.8 MiB, and 9.8 KiB are available"):
         ReplayBuffer.build(SPEC, hyper, num_envs=1, seed=0, device=torch.device("cpu"))
     monkeypatch.setattr(memory, "available_memory", lambda: 10**9)
@@ -232,7 +232,7 @@ def test_a_buffer_that_does_not_fit_is_refused_before_allocation(
 
 
 def test_replay_memory_sets_the_capacity() -> None:
-    hyper = OffPolicyHyperParameters(replay_memory="2500B")
+    hyper = TransitionHyperParameters(replay_memory="2500B")
     buffer = ReplayBuffer.build(SPEC, hyper, num_envs=1, seed=0, device=torch.device("cpu"))
     assert buffer.nbytes == 101 * 25
 

@@ -13,7 +13,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import nn
 
 from rl_training.algorithms.functional.gae import explained_variance, gae
-from rl_training.algorithms.ppo import PPO, PPOConfig
+from rl_training.algorithms.ppo import PPO
+from rl_training.algorithms.ppo_config import PPOConfig
 from rl_training.data.normalization import RewardNormalizer
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.data.types import EnvSpec, Moment, Rollout, Transitions
@@ -72,6 +73,8 @@ def transitions(
     truncated: list[int] | None = None,
     first: list[int] | None = None,
     valid: list[int] | None = None,
+    state: tuple[np.ndarray, ...] = (),
+    next_state: tuple[np.ndarray, ...] = (),
 ) -> Transitions:
     """One vector step by hand."""
     rows = len(obs)
@@ -88,11 +91,24 @@ def transitions(
         truncated=flags(truncated),
         first=flags(first),
         valid=flags(valid, 1),
+        state=state,
+        next_state=next_state,
     )
+
+
+def memory(*rows: list[float]) -> tuple[np.ndarray, np.ndarray]:
+    """A policy state of two parts, of two numbers and one: a row per environment."""
+    parts = np.array(rows, np.float32)
+    return parts[:, :2], parts[:, 2:]
 
 
 def buffer(steps: int, envs: int = 1, **options: Any) -> RolloutBuffer:
     return RolloutBuffer(SPEC, num_steps=steps, num_envs=envs, **options)
+
+
+def same(mine: Rollout, other: Rollout) -> bool:
+    pairs = list(zip(mine, other, strict=True))
+    return all(a is b if a is None else torch.equal(a, b) for a, b in pairs)
 
 
 def collected(
@@ -186,7 +202,7 @@ def test_one_environment_gives_the_same_rollout_in_every_mode() -> None:
         assert rows == reference[1]
         # An action is drawn, and ignored, for a step that only resets.
         comparable = rollout._replace(action=reference[0].action)
-        assert all(torch.equal(a, b) for a, b in zip(comparable, reference[0], strict=True))
+        assert same(comparable, reference[0])
 
 
 def test_advantages_by_hand() -> None:
@@ -298,8 +314,94 @@ def test_a_half_filled_rollout_survives_saving() -> None:
     for step in made[4:]:
         straight.add(step)
         resumed.add(step)
-    pairs = zip(resumed.take(), straight.take(), strict=True)
-    assert all(torch.equal(mine, expected) for mine, expected in pairs)
+    assert same(resumed.take(), straight.take())
+
+
+def test_states_before_each_step_and_after_the_open_ends() -> None:
+    # Env 0 is truncated at t = 1 and then starts anew; env 1 terminates at t = 0 and t = 2.
+    store = buffer(3, 2, state_size=3)
+    states = [
+        (memory([1, 2, 3], [4, 5, 6]), memory([11, 12, 13], [14, 15, 16])),
+        (memory([11, 12, 13], [14, 15, 16]), memory([21, 22, 23], [24, 25, 26])),
+        (memory([21, 22, 23], [24, 25, 26]), memory([31, 32, 33], [34, 35, 36])),
+    ]
+    flags: list[dict[str, list[int]]] = [
+        {"first": [1, 0], "terminated": [0, 1]},
+        {"first": [0, 1], "truncated": [1, 0]},
+        {"first": [1, 0], "terminated": [0, 1]},
+    ]
+    for (before, after), ends in zip(states, flags, strict=True):
+        store.add(transitions([0, 0], [0, 0], [0, 0], state=before, next_state=after, **ends))
+    rollout = store.take()
+    assert rollout.state.tolist() == [
+        [[1, 2, 3], [4, 5, 6]],
+        [[11, 12, 13], [14, 15, 16]],
+        [[21, 22, 23], [24, 25, 26]],
+    ]
+    found = dict(
+        zip(rollout.bootstrap_rows.tolist(), rollout.bootstrap_state.tolist(), strict=True)
+    )
+    # Flat index t * 2 + n: the truncated row, and the newest of env 0.
+    assert found == {2: [21, 22, 23], 4: [31, 32, 33]}
+
+
+def test_a_taken_rollout_keeps_its_states() -> None:
+    store = buffer(1, 1, state_size=3)
+    before, after = memory([1, 2, 3]), memory([4, 5, 6])
+    store.add(transitions([1], [2], [3], state=before, next_state=after))
+    rollout = store.take()
+    for part in (*before, *after):
+        part[:] = 9  # the policy may write to its own arrays
+    store.add(transitions([1], [2], [3], state=before, next_state=after))
+    assert rollout.state.tolist() == [[[1, 2, 3]]]
+    assert rollout.bootstrap_state.tolist() == [[4, 5, 6]]
+
+
+def test_a_policy_without_a_memory_takes_no_room_for_one() -> None:
+    store = buffer(2, 3)
+    for _ in range(2):
+        store.add(transitions([1] * 3, [2] * 3, [0] * 3))
+    rollout = store.take()
+    assert rollout.state is None
+    assert rollout.bootstrap_state is None
+
+
+def with_memory(number: int) -> Transitions:
+    """A vector step of two environments whose every state is another."""
+    before, after = (
+        memory(*np.arange(start, start + 6.0).reshape(2, 3).tolist())
+        for start in (100 * number, 100 * number + 50)
+    )
+    ends = {"truncated": [number % 2, 0], "first": [1 - number % 2, 0]}
+    return transitions([number] * 2, [0, 0], [0, 0], state=before, next_state=after, **ends)
+
+
+def test_a_half_filled_rollout_with_states_survives_saving() -> None:
+    straight, half, resumed = (buffer(5, 2, state_size=3) for _ in range(3))
+    for number in range(5):
+        straight.add(with_memory(number))
+    for number in range(3):
+        half.add(with_memory(number))
+    resumed.load_state_dict(half.state_dict())
+    for number in (3, 4):
+        resumed.add(with_memory(number))
+    expected = straight.take()
+    assert same(resumed.take(), expected)
+    assert expected.state is not None
+    assert len(set(expected.state.flatten().tolist())) == 5 * 6
+
+
+def test_rollouts_saved_before_there_were_states_still_load() -> None:
+    straight, half, resumed = (buffer(2, 1) for _ in range(3))
+    for store in (straight, half):
+        store.add(transitions([1], [2], [3], first=[1]))
+    saved = half.state_dict()
+    for name in ("state", "next_state"):
+        del saved["rows"][name]
+    resumed.load_state_dict(saved)
+    for store in (straight, resumed):
+        store.add(transitions([2], [4], [5]))
+    assert same(resumed.take(), straight.take())
 
 
 def test_a_rollout_of_another_size_is_refused() -> None:
@@ -308,8 +410,12 @@ def test_a_rollout_of_another_size_is_refused() -> None:
     for steps, envs in ((4, 1), (3, 2)):  # one column would broadcast into two
         with pytest.raises(CheckpointError, match="of 3 steps in 1 environments"):
             buffer(steps, envs).load_state_dict(saved.state_dict())
+    with pytest.raises(CheckpointError, match="states of 0 numbers, this one of 1"):
+        buffer(3, 1, state_size=1).load_state_dict(saved.state_dict())  # would broadcast too
 
 
 def test_memory_is_what_the_arrays_take() -> None:
     # Per row: two observations of 4 bytes, an action of 8, a reward of 4, four flags.
     assert buffer(5, 3).nbytes == 15 * (8 + 8 + 4 + 4)
+    # And two states of three numbers of 4 bytes.
+    assert buffer(5, 3, state_size=3).nbytes == 15 * (8 + 8 + 4 + 4 + 24)

@@ -419,3 +419,23 @@ def make_nothing() -> str:
 
 
 gym.register(id="ToyCounting-v0", entry_point=CountingEnv, max_episode_steps=3)
+
+
+class RecallEnv(gym.Env[np.ndarray, int]):
+    """Shows a cue, then nothing for four steps, then asks which of the two it was."""
+
+    def __init__(self) -> None:
+        self.observation_space = Box(-1.0, 1.0, (2,), np.float32)
+        self.action_space = Discrete(2)
+        self.cue = self.t = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        super().reset(seed=seed)
+        self.cue, self.t = int(self.np_random.integers(2)), 0
+        return np.array([2 * self.cue - 1, 0], np.float32), {}
+
+    def step(self, action: int) -> Step:
+        self.t += 1
+        asked, over = self.t == 5, self.t == 6
+        right = float(over and action == self.cue)
+        return np.array([0, asked], np.float32), right, over, False, {}

@@ -29,16 +29,36 @@ VALUE_BASED: dict[str, Any] = {
 }
 ATOMS = {"num_atoms": 11, "v_min": 0.0, "v_max": 20.0}
 
+# Those whose updates can compute on arrays or be compiled; recurrent ones use torch's kernels.
+ON_ARRAYS = {"dqn", "qr_dqn", "c51", "ppo"}
+
 # An environment each algorithm can take, and settings that make it quick.
 TINY: dict[str, dict[str, Any]] = {
     "dqn": {"env_id": "CartPole-v1", "algo_kwargs": VALUE_BASED},
     "qr_dqn": {"env_id": "CartPole-v1", "algo_kwargs": VALUE_BASED | {"num_quantiles": 7}},
     "c51": {"env_id": "CartPole-v1", "algo_kwargs": VALUE_BASED | ATOMS},
+    "drqn": {
+        "env_id": "CartPole-v1",
+        "algo_kwargs": VALUE_BASED
+        | {"core_size": 8, "sequence_length": 6, "burn_in": 3, "overlap": 1, "learning_starts": 48},
+    },
     "ppo": {
         "env_id": "CartPole-v1",
         "normalize_observations": True,
         "normalize_rewards": True,
         "algo_kwargs": {"hidden_sizes": [16], "num_steps": 10, "batch_size": 8, "epochs": 2},
+    },
+    "recurrent_ppo": {
+        "env_id": "CartPole-v1",
+        "normalize_observations": True,
+        "algo_kwargs": {
+            "hidden_sizes": [16],
+            "core_size": 8,
+            "num_steps": 10,
+            "batch_size": 8,
+            "sequence_length": 4,
+            "epochs": 2,
+        },
     },
 }
 

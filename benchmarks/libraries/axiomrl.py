@@ -1,11 +1,13 @@
-"""axiomrl, through the stable interface of its package; QR-DQN from the experimental one.
+"""axiomrl, through the stable interface of its package; what that lacks from its other ones.
 
 Deviations: rows in which Gymnasium's NEXT_STEP autoreset only resets are transitions to it, so it
 makes its updates per row; its DQN clips no gradients and plays at random only as epsilon says; its
 QR-DQN does the same, takes the loss's mean over all pairs of quantiles where others sum over one
 side, and lets the online network choose the next action, which is one more forward pass; its PPO
 has Adam's default epsilon of 1e-8. The evaluation after each of PPO's rollouts cannot be switched
-off by a setting and is replaced by nothing; the log row per rollout stays.
+off by a setting and is replaced by nothing; the log row per rollout stays. What is said of DQN
+holds for DRQN, and of PPO for recurrent PPO. Both have no activation before the LSTM, which
+they call once per step of a sequence; 16 steps are recurrent PPO's default.
 """
 
 from __future__ import annotations
@@ -14,7 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.probe import NotOffered, Probe, main
-from benchmarks.workloads import DQNWorkload, PPOWorkload, QRDQNWorkload, Workload
+from benchmarks.workloads import (
+    DQNWorkload,
+    DRQNWorkload,
+    PPOWorkload,
+    QRDQNWorkload,
+    RecurrentPPOWorkload,
+    Workload,
+)
 
 
 def learn(algorithm: Any, w: Workload, probe: Probe, algo_kwargs: dict[str, Any]) -> None:
@@ -46,7 +55,6 @@ def learn_dqn(algorithm: Any, w: DQNWorkload, probe: Probe, **own: Any) -> None:
     if w.num_envs != 1:
         raise NotOffered("axiomrl's DQN makes one update per vector step; use one environment")
     algo_kwargs = {
-        **own,
         "buffer_capacity": w.buffer_size,
         "batch_size": w.batch_size,
         "learning_starts": w.learning_starts,
@@ -54,6 +62,7 @@ def learn_dqn(algorithm: Any, w: DQNWorkload, probe: Probe, **own: Any) -> None:
         "target_update_interval": w.target_every,
         "epsilon_end": w.final_epsilon,
         "exploration_fraction": w.epsilon_fraction / 2,  # of twice the budget
+        **own,
     }
     learn(algorithm, w, probe, algo_kwargs)
 
@@ -72,13 +81,49 @@ def qr_dqn(w: QRDQNWorkload, probe: Probe) -> None:
     learn_dqn(QRDQN, w, probe, num_quantiles=w.num_quantiles)
 
 
+def recurrent_keys(w: DRQNWorkload | RecurrentPPOWorkload) -> dict[str, Any]:
+    """Arguments of both recurrent algorithms; the layer before the LSTM has no activation."""
+    return {
+        "features_dim": w.hidden[-1],
+        "head_hidden_sizes": (),
+        "recurrent_hidden_size": w.core_size,
+        "sequence_length": w.sequence_length,
+    }
+
+
+def drqn(w: DRQNWorkload, probe: Probe) -> None:
+    """DRQN; its buffer's capacity counts sequences."""
+    from axiomrl.experimental import DRQN
+
+    own = recurrent_keys(w) | {
+        "hidden_sizes": w.hidden[:-1],
+        "buffer_capacity": -(-w.buffer_size // w.sequence_length),
+    }
+    learn_dqn(DRQN, w, probe, **own)
+
+
 def ppo(w: PPOWorkload, probe: Probe) -> None:
     """PPO; tanh and separate networks are built in."""
     from axiomrl import PPO
     from axiomrl.runtime import ppo_trainer
 
     ppo_trainer._evaluate_policy = lambda *_, **__: {}
+    learn_ppo(PPO, w, probe)
+
+
+def recurrent_ppo(w: RecurrentPPOWorkload, probe: Probe) -> None:
+    """Recurrent PPO; one LSTM for policy and value is built in."""
+    from axiomrl.contrib import RecurrentPPO
+    from axiomrl.runtime import recurrent_ppo_trainer
+
+    recurrent_ppo_trainer._evaluate_recurrent_policy = lambda *_, **__: {}
+    learn_ppo(RecurrentPPO, w, probe, **recurrent_keys(w), encoder_hidden_sizes=w.hidden[:-1])
+
+
+def learn_ppo(algorithm: Any, w: PPOWorkload, probe: Probe, **own: Any) -> None:
+    """Train PPO, with a memory or without."""
     algo_kwargs = {
+        **own,
         "num_steps": w.num_steps,
         "update_epochs": w.epochs,
         "minibatch_size": w.batch_size,
@@ -88,9 +133,10 @@ def ppo(w: PPOWorkload, probe: Probe) -> None:
         "ent_coef": 0.0,
         "max_grad_norm": w.max_grad_norm,
     }
-    learn(PPO, w, probe, algo_kwargs)
+    learn(algorithm, w, probe, algo_kwargs)
 
 
 if __name__ == "__main__":
     packages = ("axiomrl", "torch", "gymnasium", "numpy")
-    main("axiomrl", packages, {"dqn": dqn, "qr_dqn": qr_dqn, "ppo": ppo})
+    q_learning: dict[str, Any] = {"dqn": dqn, "qr_dqn": qr_dqn, "drqn": drqn}
+    main("axiomrl", packages, {**q_learning, "ppo": ppo, "recurrent_ppo": recurrent_ppo})

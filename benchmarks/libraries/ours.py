@@ -9,7 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.probe import Probe, main
-from benchmarks.workloads import DQNWorkload, PPOWorkload, QRDQNWorkload, Workload
+from benchmarks.workloads import (
+    DQNWorkload,
+    DRQNWorkload,
+    PPOWorkload,
+    QRDQNWorkload,
+    RecurrentPPOWorkload,
+    Workload,
+)
 
 
 def settings(workload: Workload) -> dict[str, Any]:
@@ -35,9 +42,15 @@ def settings(workload: Workload) -> dict[str, Any]:
 
 
 def _own_settings(w: Workload) -> dict[str, Any]:
+    own: dict[str, Any] = {}
+    if isinstance(w, QRDQNWorkload):
+        own["num_quantiles"] = w.num_quantiles
+    if isinstance(w, DRQNWorkload | RecurrentPPOWorkload):
+        own |= {"core_size": w.core_size, "sequence_length": w.sequence_length}
+    if isinstance(w, RecurrentPPOWorkload):
+        own["shared_core"] = True
     if isinstance(w, DQNWorkload):
-        quantiles = {"num_quantiles": w.num_quantiles} if isinstance(w, QRDQNWorkload) else {}
-        return quantiles | {
+        return own | {
             "buffer_size": w.buffer_size,
             "learning_starts": w.learning_starts,
             "replay_ratio": 1 / w.steps_per_update,
@@ -45,7 +58,7 @@ def _own_settings(w: Workload) -> dict[str, Any]:
             "epsilon": {"initial": 1.0, "final": w.final_epsilon, "fraction": w.epsilon_fraction},
         }
     assert isinstance(w, PPOWorkload), w
-    return {
+    return own | {
         "num_steps": w.num_steps,
         "epochs": w.epochs,
         "gae_lambda": w.gae_lambda,
@@ -75,5 +88,5 @@ def learn(workload: Workload, probe: Probe) -> None:
 
 
 if __name__ == "__main__":
-    runs = dict.fromkeys(("dqn", "qr_dqn", "ppo"), learn)
+    runs = dict.fromkeys(("dqn", "qr_dqn", "drqn", "ppo", "recurrent_ppo"), learn)
     main("ours", ("rl-training", "torch", "gymnasium", "numpy"), runs)

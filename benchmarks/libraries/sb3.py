@@ -1,6 +1,9 @@
 """Stable-Baselines3, with sb3-contrib installed beside it.
 
-It wraps every environment in its `Monitor`, as it does by itself. No other deviation.
+It wraps every environment in its `Monitor`, as it does by itself. The only other deviations are of
+recurrent PPO: a minibatch is a run of consecutive steps, cut where an episode or an environment
+ends and nowhere else, so that sequences have up to 128 steps and are padded to the longest; and a
+value that shares the policy's LSTM sends no gradient into it. There is no DRQN.
 """
 
 from __future__ import annotations
@@ -8,7 +11,13 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.probe import Probe, main
-from benchmarks.workloads import DQNWorkload, PPOWorkload, QRDQNWorkload, Workload
+from benchmarks.workloads import (
+    DQNWorkload,
+    PPOWorkload,
+    QRDQNWorkload,
+    RecurrentPPOWorkload,
+    Workload,
+)
 
 
 def environments(w: Workload) -> Any:
@@ -94,6 +103,35 @@ def ppo(w: PPOWorkload, probe: Probe) -> None:
     PPO("MlpPolicy", environments(w), **ppo_keys(w)).learn(w.budget)
 
 
+def recurrent_ppo(w: RecurrentPPOWorkload, probe: Probe) -> None:
+    """Recurrent PPO of sb3-contrib, with layers before the LSTM and none after it."""
+    from sb3_contrib import RecurrentPPO
+    from stable_baselines3.common.torch_layers import create_mlp
+    from torch import nn
+
+    def encoder(_: Any) -> Any:
+        layers: Any = nn.Sequential(*create_mlp(w.obs_dim, -1, list(w.hidden), nn.Tanh))
+        layers.features_dim = w.hidden[-1]
+        return layers
+
+    probe.count_torch_optimizers()
+    keys = ppo_keys(w)
+    keys["policy_kwargs"] |= {
+        "net_arch": {"pi": [], "vf": []},
+        "features_extractor_class": encoder,
+        "lstm_hidden_size": w.core_size,
+        "shared_lstm": True,
+        "enable_critic_lstm": False,
+    }
+    RecurrentPPO("MlpLstmPolicy", environments(w), **keys).learn(w.budget)
+
+
 if __name__ == "__main__":
     packages = ("stable-baselines3", "sb3-contrib", "torch", "gymnasium", "numpy")
-    main("sb3", packages, {"dqn": dqn, "qr_dqn": qr_dqn, "ppo": ppo})
+    runs: dict[str, Any] = {
+        "dqn": dqn,
+        "qr_dqn": qr_dqn,
+        "ppo": ppo,
+        "recurrent_ppo": recurrent_ppo,
+    }
+    main("sb3", packages, runs)

@@ -3,7 +3,7 @@
 Deviations: its DQN has no gradient clipping of its own, so it gets an optimiser with it; its
 networks are initialised otherwise; PPO clips the gradients of policy and value separately. Like SB3
 it wraps every environment in `Monitor`. Compilation is start-up: it is over when the clock starts.
-It offers no QR-DQN.
+It offers no QR-DQN and nothing recurrent.
 """
 
 from __future__ import annotations

@@ -5,14 +5,20 @@ online network on the next observations also where the target network alone choo
 lets the online network choose, as double Q-learning does. Epsilon is at its final value as soon as
 the random play is over. As they do by themselves, its trainers look for NaNs in the whole buffer
 after each collection.
+
+Its DRQN is its DQN with its recurrent network, without an activation before the LSTM, and a buffer
+that stacks observations. A sequence starts from zeros and ends with the drawn transition, the only
+one that is learned from; where an episode is shorter, its first observation is repeated. The search
+for NaNs stacks everything stored, states too, and is most of its time: that grows with the buffer.
+It has no recurrent PPO.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.probe import Probe, main
-from benchmarks.workloads import DQNWorkload, PPOWorkload, QRDQNWorkload, Workload
+from benchmarks.probe import NotOffered, Probe, main
+from benchmarks.workloads import DQNWorkload, DRQNWorkload, PPOWorkload, QRDQNWorkload, Workload
 
 
 def parts(w: Workload, probe: Probe) -> tuple[Any, Any, dict[str, Any]]:
@@ -34,6 +40,21 @@ def parts(w: Workload, probe: Probe) -> tuple[Any, Any, dict[str, Any]]:
     return envs, gym.make(w.env_id).action_space, params
 
 
+def q_network(w: DQNWorkload) -> Any:
+    """Its network of linear layers, or with a memory the one it has for that."""
+    from tianshou.utils.net.common import Net, Recurrent
+
+    shape = {"state_shape": w.obs_dim, "action_shape": w.num_actions}
+    if isinstance(w, DRQNWorkload):
+        if w.hidden != (w.core_size,):
+            raise NotOffered(
+                f"Tianshou's recurrent network has one layer as wide as the LSTM, {w.core_size}, "
+                f"before it, the workload {w.hidden}"
+            )
+        return Recurrent(layer_num=1, hidden_layer_size=w.core_size, **shape)
+    return Net(hidden_sizes=w.hidden, num_atoms=w.outputs // w.num_actions, **shape)
+
+
 def learn_dqn(
     algorithm_class: Any, policy_class: Any, w: DQNWorkload, probe: Probe, **own: Any
 ) -> None:
@@ -41,15 +62,9 @@ def learn_dqn(
     from tianshou.algorithm.optim import AdamOptimizerFactory
     from tianshou.data import Collector, VectorReplayBuffer
     from tianshou.trainer import OffPolicyTrainerParams
-    from tianshou.utils.net.common import Net
 
     envs, action_space, params = parts(w, probe)
-    net = Net(
-        state_shape=w.obs_dim,
-        action_shape=w.num_actions,
-        hidden_sizes=w.hidden,
-        num_atoms=w.outputs // w.num_actions,
-    )
+    net = q_network(w)
     algorithm = algorithm_class(
         policy=policy_class(model=net, action_space=action_space, eps_training=w.final_epsilon),
         optim=AdamOptimizerFactory(lr=w.learning_rate),
@@ -57,7 +72,9 @@ def learn_dqn(
         target_update_freq=max(1, w.target_every // w.steps_per_update),
         **own,
     )
-    collector = Collector(algorithm, envs, VectorReplayBuffer(w.buffer_size, w.num_envs))
+    length = w.sequence_length if isinstance(w, DRQNWorkload) else 1
+    buffer = VectorReplayBuffer(w.buffer_size, w.num_envs, stack_num=length)
+    collector = Collector(algorithm, envs, buffer, exploration_noise=True)
     collector.reset()
     collector.collect(n_step=w.learning_starts, random=True)
     params["update_step_num_gradient_steps_per_sample"] = 1 / w.steps_per_update
@@ -65,7 +82,7 @@ def learn_dqn(
 
 
 def dqn(w: DQNWorkload, probe: Probe) -> None:
-    """DQN."""
+    """DQN; with a memory if the workload has one."""
     from tianshou.algorithm import DQN
     from tianshou.algorithm.modelfree.dqn import DiscreteQLearningPolicy
 
@@ -114,4 +131,4 @@ def ppo(w: PPOWorkload, probe: Probe) -> None:
 
 if __name__ == "__main__":
     packages = ("tianshou", "torch", "gymnasium", "numpy")
-    main("tianshou", packages, {"dqn": dqn, "qr_dqn": qr_dqn, "ppo": ppo})
+    main("tianshou", packages, {"dqn": dqn, "drqn": dqn, "qr_dqn": qr_dqn, "ppo": ppo})

@@ -12,13 +12,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rl_training.api.algorithms import C51, DQN, PPO, QRDQN
+    from rl_training.api.algorithms import C51, DQN, DRQN, PPO, QRDQN, RecurrentPPO
     from rl_training.errors import RLTrainingError
     from rl_training.experiment.config import TrainConfig
     from rl_training.experiment.manager import ExperimentManager
     from rl_training.runtime.callbacks import Callback, StopOnReturn
     from rl_training.runtime.dqn_trainer import train_dqn
+    from rl_training.runtime.drqn_trainer import train_drqn
     from rl_training.runtime.ppo_trainer import train_ppo
+    from rl_training.runtime.recurrent_ppo_trainer import train_recurrent_ppo
     from rl_training.runtime.result import TrainingInterrupted, TrainResult
 
 __version__ = "0.1.0"
@@ -26,34 +28,42 @@ __version__ = "0.1.0"
 __all__ = [
     "C51",
     "DQN",
+    "DRQN",
     "PPO",
     "QRDQN",
     "Callback",
     "ExperimentManager",
     "RLTrainingError",
+    "RecurrentPPO",
     "StopOnReturn",
     "TrainConfig",
     "TrainResult",
     "TrainingInterrupted",
     "train_dqn",
+    "train_drqn",
     "train_ppo",
+    "train_recurrent_ppo",
 ]
 
 # Loaded on first use, so that `rl-training --help` does not wait for torch.
 _HOMES = {
     "C51": "api.algorithms",
     "DQN": "api.algorithms",
+    "DRQN": "api.algorithms",
     "PPO": "api.algorithms",
     "QRDQN": "api.algorithms",
     "Callback": "runtime.callbacks",
     "ExperimentManager": "experiment.manager",
     "RLTrainingError": "errors",
+    "RecurrentPPO": "api.algorithms",
     "StopOnReturn": "runtime.callbacks",
     "TrainConfig": "experiment.config",
     "TrainResult": "runtime.result",
     "TrainingInterrupted": "runtime.result",
     "train_dqn": "runtime.dqn_trainer",
+    "train_drqn": "runtime.drqn_trainer",
     "train_ppo": "runtime.ppo_trainer",
+    "train_recurrent_ppo": "runtime.recurrent_ppo_trainer",
 }
 
 

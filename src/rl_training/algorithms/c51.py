@@ -16,7 +16,8 @@ from typing_extensions import Self
 
 from rl_training.algorithms.functional.categorical import project
 from rl_training.algorithms.functional.td import chosen
-from rl_training.algorithms.value_based import METRICS, LossResult, Returns, ValueBased
+from rl_training.algorithms.q_learning import METRICS, LossResult
+from rl_training.algorithms.value_based import Returns, ValueBased
 from rl_training.algorithms.value_based_config import ValueBasedConfig
 from rl_training.data.arrays import (
     Array,

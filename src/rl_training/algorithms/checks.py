@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,10 @@ def check_actor_critic(model: nn.Module, spec: EnvSpec) -> None:
         if not callable(method):
             raise ConfigError(f"network: expected a method {name}(obs), found none")
         _check_output(model, method, f"network.{name}", spec, output)
+    _check_log_std(model, spec)
+
+
+def _check_log_std(model: nn.Module, spec: EnvSpec) -> None:
     shape = (spec.policy_outputs,)
     log_std = getattr(model, "log_std", None)
     learned = isinstance(log_std, nn.Parameter) and log_std.shape == shape
@@ -33,15 +37,79 @@ def check_actor_critic(model: nn.Module, spec: EnvSpec) -> None:
         )
 
 
+def check_recurrent(
+    model: Any,
+    spec: EnvSpec,
+    method: str,
+    fields: Mapping[str, tuple[int, ...]],
+    sizes: Sequence[int],
+    *,
+    state_after: bool = True,
+) -> None:
+    """Refuse a network that does not act step by step and go through sequences with `method`.
+
+    Both take (obs, state, first). `act` gives the first of `fields` first and the state last, whose
+    parts have the given sizes; `method` gives all fields, and the state too if `state_after`.
+    `fields` has the shape of each for one row.
+    """
+    model.eval()
+    for name in ("initial_state", "act", method):
+        if not callable(getattr(model, name, None)):
+            raise ConfigError(f"network: expected a method {name}, found none")
+    first = torch.zeros(2, 1, dtype=torch.bool, device=_expect_parameters(model)[0].device)
+    obs = torch.zeros(2, 1, *spec.obs_shape, device=first.device)
+    wanted: dict[str, Any] = {name: (2, 1, *shape) for name, shape in fields.items()}
+    state = {"state": [(1, size) for size in sizes]}
+    _check_call(model, method, (obs, first), wanted | (state if state_after else {}))
+    leading = next(iter(fields))
+    _check_call(model, "act", (obs[0], first[0]), {leading: wanted[leading][1:], **state})
+
+
+@torch.no_grad()
+def _check_call(
+    model: Any, method: str, inputs: tuple[Tensor, Tensor], expected: dict[str, Any]
+) -> None:
+    """Refuse a network whose method gives other shapes; first and last go by their place."""
+    obs, first = inputs
+    shapes = ", ".join(f"{name} {shape}" for name, shape in expected.items())
+    call = f"network.{method}(obs {tuple(obs.shape)}, state, first): expected {shapes}"
+    try:
+        found = getattr(model, method)(obs, model.initial_state(1), first)
+        leading, *others = expected
+        seen: dict[str, Any] = {leading: tuple(found[0].shape)}
+        for name in others:
+            if name == "state":
+                seen[name] = [tuple(part.shape) for part in found[-1]]
+            else:
+                seen[name] = tuple(getattr(found, name).shape)
+    except Exception as error:
+        raise ConfigError(f"{call}, but calling it raised: {error}") from error
+    if seen != expected:
+        shown = ", ".join(f"{name} {shape}" for name, shape in seen.items())
+        raise ConfigError(f"{call}, found {shown}")
+
+
+def check_recurrent_actor_critic(model: nn.Module, spec: EnvSpec, sizes: Sequence[int]) -> None:
+    """Refuse a network without a fitting method `sequence`, or without `log_std`."""
+    fields = {"policy": (spec.policy_outputs,), "value": ()}
+    check_recurrent(model, spec, "sequence", fields, sizes, state_after=False)
+    _check_log_std(model, spec)
+
+
+def _expect_parameters(model: nn.Module) -> list[nn.Parameter]:
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    if not trainable:
+        raise ConfigError("network: expected trainable parameters, found none")
+    return trainable
+
+
 @torch.no_grad()
 def _check_output(
     model: nn.Module, call: Callable[..., Any], name: str, spec: EnvSpec, output: tuple[int, ...]
 ) -> None:
     sizes = "".join(f", {size}" for size in output)
     expected = f"(batch{sizes}) for observations (batch, {spec.obs_dim})"
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    if not trainable:
-        raise ConfigError("network: expected trainable parameters, found none")
+    trainable = _expect_parameters(model)
     model.eval()
     try:
         found = call(torch.zeros(1, *spec.obs_shape, device=trainable[0].device))

@@ -12,7 +12,8 @@ from pydantic import Field
 
 from rl_training.algorithms.functional.shapes import expect_shapes
 from rl_training.algorithms.functional.td import chosen, q_target
-from rl_training.algorithms.value_based import METRICS, LossResult, ValueBased
+from rl_training.algorithms.q_learning import METRICS, LossResult
+from rl_training.algorithms.value_based import ValueBased
 from rl_training.algorithms.value_based_config import ValueBasedConfig
 from rl_training.data.arrays import Array, constant, means, namespace, rows_of
 from rl_training.data.metrics import Metrics

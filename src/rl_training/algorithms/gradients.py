@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-Vjp = Callable[[Tensor], tuple[Any, Callable[[Any], None]]]
+Vjp = Callable[[Any], tuple[Any, Callable[[Any], None]]]
 """From an input to the outputs, detached, and the function that pulls their gradient back."""
 
 
-def vjp_of(network: nn.Module, function: Callable[[Tensor], Any] | None = None) -> Vjp:
+def vjp_of(network: nn.Module, function: Callable[[Any], Any] | None = None) -> Vjp:
     """The network's own `vjp`, or automatic differentiation of `function`, by default the network.
 
     Pulling a gradient back overwrites the parameters' `grad`. A class that derives from a network
@@ -27,10 +27,10 @@ def vjp_of(network: nn.Module, function: Callable[[Tensor], Any] | None = None) 
 class AutomaticVjp:
     """Automatic differentiation of a function of a network's parameters."""
 
-    def __init__(self, network: nn.Module, function: Callable[[Tensor], Any]) -> None:
+    def __init__(self, network: nn.Module, function: Callable[[Any], Any]) -> None:
         self._network, self._function = network, function
 
-    def __call__(self, x: Tensor) -> tuple[Any, Callable[[Any], None]]:
+    def __call__(self, x: Any) -> tuple[Any, Callable[[Any], None]]:
         """Outputs, and the way back from their gradient."""
         with torch.enable_grad():
             outputs = self._function(x)
@@ -51,7 +51,7 @@ def uncompiled(vjp: Vjp) -> Vjp:
         return vjp
     hide: Callable[[Any], Any] = torch.compiler.disable
 
-    def hidden(x: Tensor) -> tuple[Any, Callable[[Any], None]]:
+    def hidden(x: Any) -> tuple[Any, Callable[[Any], None]]:
         outputs, pull_back = vjp(x)
         return outputs, hide(pull_back)
 

@@ -122,7 +122,7 @@ class TargetNetwork:
     """
 
     def __init__(self, module: nn.Module, source: Optimizer, *, tau: float, interval: int) -> None:
-        self.module = copy.deepcopy(module).eval()
+        self.module: Any = copy.deepcopy(module).eval()
         self.tau = tau
         self.interval = interval
         self._values = flatten(self.module, gradients=False).detach()

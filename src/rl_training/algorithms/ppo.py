@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Acting, Algorithm, UpdateResult
@@ -24,38 +23,15 @@ from rl_training.algorithms.functional.surrogate import Samples, normalized, ppo
 from rl_training.algorithms.generators import BlockNoise, NumpyGenerator
 from rl_training.algorithms.gradients import vjp_of
 from rl_training.algorithms.optimization import Optimizer
+from rl_training.algorithms.ppo_config import PPOConfig
 from rl_training.data.arrays import Array, as_float, means, namespace
 from rl_training.data.metrics import Metrics
 from rl_training.data.types import EnvSpec, Moment, PolicyState, Rollout
-from rl_training.experiment.config import (
-    HiddenSizes,
-    LearningRate,
-    OnPolicyHyperParameters,
-    Probability,
-    scheduled_value,
-)
+from rl_training.experiment.config import scheduled_value
 
 METRICS = ("policy_loss", "value_loss", "approx_kl", "clip_fraction", "entropy")
 KL = METRICS.index("approx_kl")
 KL_MARGIN = 1.5  # an update stops where the KL estimate passes this multiple of the target
-
-
-class PPOConfig(OnPolicyHyperParameters):
-    """Hyper-parameters of PPO."""
-
-    learning_rate: LearningRate = Field(3e-4, description="step size of the optimiser")
-    hidden_sizes: HiddenSizes = Field((64, 64), description="width of each hidden layer")
-    clip_range: Probability = Field(0.2, description="how far the probability ratio may leave 1")
-    value_clip_range: float | None = Field(None, gt=0, le=1e6, description="the same for values")
-    value_coef: float = Field(0.5, ge=0, le=1e6, description="weight of the value loss")
-    entropy_coef: float = Field(0.0, ge=0, le=1e6, description="weight of the entropy bonus")
-    normalize_advantages: bool = Field(True, description="in each minibatch, to mean 0 and std 1")
-    target_kl: float | None = Field(None, gt=0, le=1e6, description="updates end at 1.5 times it")
-    max_grad_norm: float | None = Field(
-        0.5, gt=0, le=1e6, description="bound on the norm of the gradient; null for none"
-    )
-    optimizer_eps: float = Field(1e-5, gt=0, le=1, description="Adam's epsilon")
-    log_std_init: float = Field(0.0, ge=-20, le=2, description="of continuous actions, at first")
 
 
 class PPO(Algorithm):
@@ -73,8 +49,8 @@ class PPO(Algorithm):
         super().__init__(device)
         self.hyper = hyper
         self.spec = spec
-        self.model: Any = model.to(self.device)  # has policy(obs) and value(obs)
-        check_actor_critic(self.model, spec)
+        self.model: Any = model.to(self.device)
+        self.check(self.model, hyper, spec)
         self.optimizer = Optimizer(
             self.model, eps=hyper.optimizer_eps, max_grad_norm=hyper.max_grad_norm
         )
@@ -86,14 +62,22 @@ class PPO(Algorithm):
         self.parts = {"model": self.model, "optimizer": self.optimizer}
         self.parts |= {"actions": self.actions, "shuffling": self.shuffling}
 
+    def check(self, model: nn.Module, hyper: Any, spec: EnvSpec) -> None:  # noqa: ARG002
+        """Refuse a network without fitting `policy(obs)` and `value(obs)`."""
+        check_actor_critic(model, spec)
+
     def policy(self, output: Array) -> distributions.ActionDistribution:
         """The distribution of actions over the network's policy output."""
         return distributions.distribution(self.spec, output, getattr(self.model, "log_std", None))
 
-    def _outputs(self, obs: Tensor) -> list[Tensor]:
+    def _outputs(self, obs: Any) -> list[Tensor]:
         """What the loss is a function of: policy outputs, values, log_std where there is one."""
         log_std = [self.model.log_std] if self.spec.action_kind == "continuous" else []
-        return [self.model.policy(obs), self.model.value(obs), *log_std]
+        return [*self._forward(obs), *log_std]
+
+    def _forward(self, obs: Any) -> tuple[Array, Array]:
+        """Policy outputs and values of a minibatch."""
+        return self.model.policy(obs), self.model.value(obs)
 
     def act(
         self,
@@ -132,7 +116,7 @@ class PPO(Algorithm):
                 break
             self.optimizer.step(learning_rate)
             steps += 1
-        xp = namespace(samples.obs)
+        xp = namespace(samples.value)
         numbers = xp.stack(seen).mean(0)
         loss = numbers[0] + hyper.value_coef * numbers[1] - hyper.entropy_coef * numbers[4]
         more = xp.stack([loss, explained_variance(samples.value, samples.returns)])
@@ -144,21 +128,26 @@ class PPO(Algorithm):
         self.set_training(self.model, False)  # as when it acted
         hyper, xp, (steps, envs) = self.hyper, namespace(rollout.obs), rollout.reward.shape
         obs, action = (x.reshape(-1, *x.shape[2:]) for x in (rollout.obs, rollout.action))
-        values = self.model.value(xp.concatenate([obs, rollout.bootstrap_obs]))
-        value, bootstrap = values[: steps * envs].reshape(steps, envs), values[steps * envs :]
+        output, value, bootstrap = self._seen(rollout, obs)
         next_value = xp.concatenate([value[1:], value[-1:]]).reshape(-1)
         next_value[rollout.bootstrap_rows] = bootstrap
         discount = hyper.gamma * as_float(~rollout.terminated)
         trace = hyper.gamma * hyper.gae_lambda * as_float(~rollout.ended)
         advantage = gae(rollout.reward, value, next_value.reshape(steps, envs), discount, trace)
-        log_prob = self.policy(self.model.policy(obs)).log_prob(action)
+        log_prob = self.policy(output).log_prob(action)
         columns = (x.reshape(-1) for x in (value, advantage, advantage + value))
         rows = rollout.valid.reshape(-1)
         return Samples(*(x[rows] for x in (obs, action, log_prob, *columns)))
 
+    def _seen(self, rollout: Rollout, obs: Array) -> tuple[Array, Array, Array]:
+        """Policy outputs of all rows, values [T, N], and values after the rows to bootstrap."""
+        values = self.model.value(namespace(obs).concatenate([obs, rollout.bootstrap_obs]))
+        rows, shape = len(obs), rollout.reward.shape
+        return self.model.policy(obs), values[:rows].reshape(shape), values[rows:]
+
     def _minibatches(self, samples: Samples) -> Iterator[Samples]:
         """Shuffled rows in pieces of nearly equal size; a single row could not be normalised."""
-        count = len(samples.obs)
+        count = len(samples.value)
         pieces = max(1, min(-(-count // self.hyper.batch_size), count // 2))
         for _ in range(self.hyper.epochs):
             for rows in np.array_split(self.shuffling.numpy.permutation(count), pieces):

@@ -13,7 +13,8 @@ from pydantic import Field
 
 from rl_training.algorithms.functional.quantile import quantile_huber
 from rl_training.algorithms.functional.td import chosen
-from rl_training.algorithms.value_based import METRICS, LossResult, Returns, ValueBased
+from rl_training.algorithms.q_learning import METRICS, LossResult
+from rl_training.algorithms.value_based import Returns, ValueBased
 from rl_training.algorithms.value_based_config import ValueBasedConfig
 from rl_training.data.arrays import Array, constant, means, namespace, rows_of
 from rl_training.data.metrics import Metrics

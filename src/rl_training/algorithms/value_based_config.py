@@ -11,13 +11,14 @@ from rl_training.experiment.config import (
     OffPolicyHyperParameters,
     Probability,
     Schedule,
+    TransitionHyperParameters,
     check,
 )
 
 TARGET_UPDATE_INTERVAL = 500
 
 
-class ValueBasedConfig(OffPolicyHyperParameters):
+class QLearningConfig(OffPolicyHyperParameters):
     """Hyper-parameters of every algorithm that acts greedily on values."""
 
     learning_rate: LearningRate = Field(2.5e-4, description="step size of the optimiser")
@@ -30,14 +31,6 @@ class ValueBasedConfig(OffPolicyHyperParameters):
     )
     double: bool = Field(False, description="choose the next action with the online network")
     dueling: bool = Field(False, description="separate streams for values and advantages")
-    prioritized: bool = Field(False, description="replay what was predicted worst more often")
-    priority_exponent: float = Field(
-        0.6, gt=0, le=1, description="0 would replay uniformly, 1 in proportion to the error"
-    )
-    priority_correction: Probability = Field(
-        Schedule(initial=0.4, final=1.0),
-        description="exponent of the importance weights; 1 undoes the bias in full",
-    )
     optimizer: OptimizerName = Field(
         "adam", description="rmsprop is the centred one of the 2015 paper"
     )
@@ -64,6 +57,27 @@ class ValueBasedConfig(OffPolicyHyperParameters):
         return self
 
     @model_validator(mode="after")
+    def _streams_are_of_the_default_network(self) -> Self:
+        check(
+            not (self.dueling and self.network is not None),
+            "dueling shapes the default network; leave it out with a network of your own",
+        )
+        return self
+
+
+class ValueBasedConfig(QLearningConfig, TransitionHyperParameters):
+    """Those that learn from single transitions."""
+
+    prioritized: bool = Field(False, description="replay what was predicted worst more often")
+    priority_exponent: float = Field(
+        0.6, gt=0, le=1, description="0 would replay uniformly, 1 in proportion to the error"
+    )
+    priority_correction: Probability = Field(
+        Schedule(initial=0.4, final=1.0),
+        description="exponent of the importance weights; 1 undoes the bias in full",
+    )
+
+    @model_validator(mode="after")
     def _priorities_are_used(self) -> Self:
         for name in ("priority_exponent", "priority_correction"):
             value = getattr(self, name)
@@ -80,9 +94,5 @@ class ValueBasedConfig(OffPolicyHyperParameters):
         check(
             not self.dueling or self.network is not None or len(self.hidden_sizes) > 0,
             "dueling gives each stream the last of hidden_sizes; give at least one",
-        )
-        check(
-            not (self.dueling and self.network is not None),
-            "dueling shapes the default network; leave it out with a network of your own",
         )
         return self

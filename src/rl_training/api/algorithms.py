@@ -21,7 +21,19 @@ class C51(ManagedAlgorithm):
     algo_name = "c51"
 
 
+class DRQN(ManagedAlgorithm):
+    """DQN with a memory (Hausknecht & Stone, 2015)."""
+
+    algo_name = "drqn"
+
+
 class PPO(ManagedAlgorithm):
     """Proximal policy optimisation (Schulman et al., 2017)."""
 
     algo_name = "ppo"
+
+
+class RecurrentPPO(ManagedAlgorithm):
+    """PPO with a memory."""
+
+    algo_name = "recurrent_ppo"

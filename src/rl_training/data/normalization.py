@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from rl_training.data.arrays import Array, on_host
-from rl_training.data.types import Batch, Rollout
+from rl_training.data.types import Batch, Rollout, SequenceBatch
 
 OBSERVATIONS = frozenset({"obs", "next_obs", "bootstrap_obs"})
 CLIP = 10.0
 EPS = 1e-8
 
-Data = TypeVar("Data", Batch, Rollout)
+Data = TypeVar("Data", Batch, Rollout, SequenceBatch)
 
 
 class RunningMoments:

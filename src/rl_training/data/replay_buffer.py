@@ -21,7 +21,7 @@ from rl_training.data.types import Batch, EnvSpec, Moment, Transitions
 from rl_training.errors import CheckpointError, UsageError
 from rl_training.experiment.config import (
     DEFAULT_BUFFER_SIZE,
-    OffPolicyHyperParameters,
+    TransitionHyperParameters,
     parse_memory,
 )
 
@@ -72,7 +72,7 @@ class ReplayBuffer:
     def build(
         cls,
         spec: EnvSpec,
-        hyper: OffPolicyHyperParameters,
+        hyper: TransitionHyperParameters,
         *,
         num_envs: int,
         seed: int,
@@ -80,10 +80,7 @@ class ReplayBuffer:
         **options: Any,
     ) -> Self:
         """The buffer the hyper-parameters ask for; refused if this machine cannot hold it."""
-        if hyper.replay_memory is None:
-            capacity = hyper.buffer_size or DEFAULT_BUFFER_SIZE
-        else:
-            capacity = max(1, parse_memory(hyper.replay_memory) // cls.bytes_per_row(spec))
+        capacity = cls.capacity_for(spec, hyper)
         refuse_if_too_large(cls.predicted_bytes(spec, capacity, num_envs), capacity)
         return cls(
             spec,
@@ -95,6 +92,18 @@ class ReplayBuffer:
             device=device,
             **options,
         )
+
+    @classmethod
+    def capacity_for(cls, spec: EnvSpec, hyper: Any) -> int:
+        """Transitions the hyper-parameters ask for, whichever way they say it."""
+        if hyper.replay_memory is None:
+            return int(hyper.buffer_size or DEFAULT_BUFFER_SIZE)
+        return max(1, parse_memory(hyper.replay_memory) // cls.bytes_per_row(spec))
+
+    @classmethod
+    def needed_bytes(cls, spec: EnvSpec, hyper: Any, num_envs: int) -> int:
+        """Memory of the buffer the hyper-parameters ask for."""
+        return cls.predicted_bytes(spec, cls.capacity_for(spec, hyper), num_envs)
 
     @staticmethod
     def rows_per_env(capacity: int, num_envs: int) -> int:

@@ -13,6 +13,7 @@ from rl_training.errors import CheckpointError
 from rl_training.experiment.config import OnPolicyHyperParameters
 
 _FIELDS = ("obs", "action", "reward", "next_obs", "terminated", "truncated", "first", "valid")
+_STATES = ("state", "next_state")
 
 
 class RolloutBuffer:
@@ -26,6 +27,7 @@ class RolloutBuffer:
         *,
         num_steps: int,
         num_envs: int = 1,
+        state_size: int = 0,
         reward_normalizer: RewardNormalizer | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -39,6 +41,8 @@ class RolloutBuffer:
         self._reward = np.zeros(rows, np.float32)
         self._terminated, self._truncated = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
         self._first, self._valid = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
+        self._state = np.zeros((*rows, state_size), np.float32)
+        self._next_state = np.zeros_like(self._state)
         self._filled = 0
 
     @classmethod
@@ -58,6 +62,7 @@ class RolloutBuffer:
             spec,
             num_steps=hyper.num_steps,
             num_envs=num_envs,
+            state_size=sum(getattr(hyper, "state_sizes", ())),
             reward_normalizer=normalizer,
             device=device,
         )
@@ -65,7 +70,7 @@ class RolloutBuffer:
     @property
     def nbytes(self) -> int:
         """Memory the buffer takes."""
-        return sum(int(getattr(self, f"_{name}").nbytes) for name in _FIELDS)
+        return sum(int(getattr(self, f"_{name}").nbytes) for name in _FIELDS + _STATES)
 
     def __len__(self) -> int:
         return int(np.count_nonzero(self._valid[: self._filled]))
@@ -81,6 +86,9 @@ class RolloutBuffer:
             return
         for name in _FIELDS:
             getattr(self, f"_{name}")[self._filled] = getattr(step, name)
+        if step.state:
+            for name in _STATES:
+                np.concatenate(getattr(step, name), 1, out=getattr(self, f"_{name}")[self._filled])
         # No one vouches for the reward of a row that only resets.
         self._reward[self._filled][~step.valid] = 0.0
         self._filled += 1
@@ -108,16 +116,25 @@ class RolloutBuffer:
             valid=self._tensor(self._valid),
             bootstrap_rows=self._tensor(rows),
             bootstrap_obs=self._tensor(self._next_obs.reshape(-1, *obs_shape)[rows]),
+            **self._states(rows),
         )
         self._filled = 0
         return rollout
+
+    def _states(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
+        """The policy states before all rows and after those to bootstrap, if there are any."""
+        if not self._state.size:
+            return {}
+        after = self._next_state[np.divmod(rows, self._state.shape[1])]
+        return {"state": self._tensor(self._state), "bootstrap_state": self._tensor(after)}
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array.copy()).to(self.device)
 
     def state_dict(self) -> dict[str, Any]:
         """The rows stored so far."""
-        rows = {name: getattr(self, f"_{name}")[: self._filled].copy() for name in _FIELDS}
+        fields = _FIELDS + _STATES
+        rows = {name: getattr(self, f"_{name}")[: self._filled].copy() for name in fields}
         state = {"num_steps": self.num_steps, "rows": rows}
         if self._reward_normalizer is not None:
             state["reward_normalizer"] = self._reward_normalizer.state_dict()
@@ -132,8 +149,14 @@ class RolloutBuffer:
                 f"the saved rollout is of {saved[0]} steps in {saved[1]} environments, this one of "
                 f"{mine[0]} in {mine[1]}; resume with num_steps and num_envs of the saved run"
             )
+        saved_states = rows["state"].shape[2] if "state" in rows else 0
+        if saved_states != self._state.shape[2]:
+            raise CheckpointError(
+                f"the saved rollout has policy states of {saved_states} numbers, this one of "
+                f"{self._state.shape[2]}; resume with the network of the saved run"
+            )
         self._filled = len(rows["reward"])
         if self._reward_normalizer is not None:
             self._reward_normalizer.load_state_dict(state["reward_normalizer"])
-        for name in _FIELDS:
+        for name in _FIELDS + (_STATES if "state" in rows else ()):
             getattr(self, f"_{name}")[: self._filled] = rows[name]

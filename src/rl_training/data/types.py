@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 PolicyState = tuple[Any, ...]
@@ -70,7 +71,8 @@ class Transitions(NamedTuple):
 
     `next_obs` is the true successor, also at the end of an episode. Rows with `valid` False are
     autoreset rows, not transitions; nothing in them may be stored. `first` marks rows whose `obs`
-    starts an episode. `state` is the policy state before the step.
+    starts an episode. `state` is the policy state before the step, of before the reset if it
+    starts an episode, and `next_state` the one after it.
     """
 
     obs: np.ndarray
@@ -82,6 +84,7 @@ class Transitions(NamedTuple):
     first: np.ndarray
     valid: np.ndarray
     state: PolicyState = ()
+    next_state: PolicyState = ()
 
 
 class Batch(NamedTuple):
@@ -100,12 +103,41 @@ class Batch(NamedTuple):
     slots: np.ndarray
 
 
+class SequenceBatch(NamedTuple):
+    """Sampled sequences, time first: T rows [T, B, ...] to learn from, some after context rows.
+
+    `obs` and `first` have a row more, the successor of the last. Rows with `mask` False are context
+    or padding and count for nothing. `first` marks rows that start an episode. `state` is the
+    policy state before row 0, each part [B, ...], as it was when the sequence was played.
+    """
+
+    obs: Tensor
+    action: Tensor
+    reward: Tensor
+    discount: Tensor
+    first: Tensor
+    mask: Tensor
+    state: tuple[Tensor, ...]
+
+    def from_row(self, row: int, state: tuple[Tensor, ...]) -> SequenceBatch:
+        """What is left of it from a row on, and the state before that row."""
+        return SequenceBatch._make([*(x[row:] for x in self[:-1]), state])
+
+    def to(self, device: torch.device) -> SequenceBatch:
+        """The same on a device."""
+        fields: list[Any] = [x.to(device, non_blocking=True) for x in self[:-1]]
+        fields.append(tuple(part.to(device, non_blocking=True) for part in self.state))
+        return SequenceBatch(*fields)
+
+
 class Rollout(NamedTuple):
     """The vector steps between two on-policy updates, time first: [T, N, ...].
 
     `ended` marks the last row of an episode, however it ended. Rows that ended without terminating,
     and the newest row of each environment, have a successor that is not the next row: its
-    observation is in `bootstrap_obs`, and `bootstrap_rows` gives the flat index t * N + n.
+    observation is in `bootstrap_obs`, and `bootstrap_rows` gives the flat index t * N + n. The
+    policy states before rows and after the rows to bootstrap have all their parts in one row of
+    numbers; a feed-forward policy has none.
     """
 
     obs: Tensor
@@ -117,3 +149,5 @@ class Rollout(NamedTuple):
     valid: Tensor
     bootstrap_rows: Tensor
     bootstrap_obs: Tensor
+    state: Tensor | None = None
+    bootstrap_state: Tensor | None = None

@@ -24,6 +24,7 @@ EnvSource: TypeAlias = str | Callable[..., Env] | Env | Venv
 Wrapper: TypeAlias = str | Mapping[str, Mapping[str, Any]]
 
 _EXTRAS = {"gymnasium.envs.box2d": "box2d", "gymnasium.envs.mujoco": "mujoco"}
+_EXTRA_MODULES = {"popgym": "popgym"}  # that register environments when imported
 _OWN_WRAPPERS = "rl_training.envs.wrappers"
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -115,10 +116,21 @@ def _build(source: str | Callable[..., Env], kwargs: dict[str, Any]) -> object:
     module_name, colon, name = source.partition(":")
     if not colon:
         return _make_registered(source, kwargs)
-    module = import_module(module_name)
+    module = _registering_module(module_name)
     if name in gym.registry and not hasattr(module, name):
         return _make_registered(name, kwargs)  # Gymnasium's own `module:Env-v0`
     return _call(import_object(source), source, kwargs)
+
+
+def _registering_module(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ConfigError as error:
+        if name in _EXTRA_MODULES and isinstance(error.__cause__, ModuleNotFoundError):
+            raise MissingExtra(
+                f"env_id: {error}: pip install 'rl-training[{_EXTRA_MODULES[name]}]'"
+            ) from error
+        raise
 
 
 def _make_registered(env_id: str, kwargs: dict[str, Any]) -> object:

@@ -98,9 +98,6 @@ class OffPolicyHyperParameters(HyperParameters):
     replay_ratio: float = Field(
         1.0, gt=0, le=1000, description="gradient steps per environment transition"
     )
-    n_step: int = Field(
-        1, ge=1, le=1000, description="rewards summed before the value of what follows"
-    )
     learning_starts: Interval = Field(
         1_000, description="environment transitions of random play before the first update"
     )
@@ -110,6 +107,14 @@ class OffPolicyHyperParameters(HyperParameters):
         both = self.buffer_size is not None and self.replay_memory is not None
         check(not both, "give buffer_size or replay_memory, not both")
         return self
+
+
+class TransitionHyperParameters(OffPolicyHyperParameters):
+    """What every algorithm that replays single transitions has."""
+
+    n_step: int = Field(
+        1, ge=1, le=1000, description="rewards summed before the value of what follows"
+    )
 
 
 class OnPolicyHyperParameters(HyperParameters):

@@ -55,8 +55,8 @@ def action_returns(algorithm: Any, obs: np.ndarray) -> ActionReturns:
     if not hasattr(algorithm, "returns"):
         able = [name for name, spec in all_specs().items() if hasattr(spec.algorithm, "returns")]
         raise UsageError(
-            f"explain: expected an algorithm that learns the values of actions "
-            f"({', '.join(able)}), found {type(algorithm).__name__}, which has none to show"
+            f"explain: expected an algorithm that gives the values of actions from one observation "
+            f"({', '.join(able)}), found {type(algorithm).__name__}, which does not"
         )
     algorithm.set_training(algorithm.model, False)
     with np.errstate(all="ignore"):

@@ -45,7 +45,7 @@ class MLP(nn.Module):
             self.register_parameter(f"weight{depth}", weight)
             self.register_parameter(f"bias{depth}", bias)
             self._layers.append((weight, bias))
-        self._views, self._grad_views = _ArrayViews(), _ArrayViews()
+        self._views, self._grad_views = ArrayViews(), ArrayViews()
 
     @torch.no_grad()
     def init_orthogonal(self, *, last_gain: float, gain: float = math.sqrt(2)) -> None:
@@ -117,15 +117,15 @@ class MLP(nn.Module):
         return self._grad_views.of(grads) if isinstance(x, np.ndarray) else grads
 
 
-class _ArrayViews:
+class ArrayViews:
     """Tensors seen as arrays, for as long as they stay where they are."""
 
     def __init__(self) -> None:
         self._address = 0
         self._views: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def __reduce__(self) -> tuple[type[_ArrayViews], tuple[()]]:
-        return _ArrayViews, ()  # a network that was copied or pickled has memory of its own
+    def __reduce__(self) -> tuple[type[ArrayViews], tuple[()]]:
+        return ArrayViews, ()  # a network that was copied or pickled has memory of its own
 
     def of(self, tensors: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Their views; an optimiser moves all of them at once, into one buffer."""

@@ -14,7 +14,7 @@ from rl_training.data.normalization import NoNormalizer, Normalizer, Observation
 from rl_training.data.types import EnvSpec, Moment, PolicyState
 from rl_training.envs.imports import import_object
 from rl_training.envs.spaces import SpaceAdapter, space_from_plain, space_to_plain
-from rl_training.errors import CheckpointError, ConfigError, UsageError
+from rl_training.errors import CheckpointError, ConfigError, NonFiniteError, UsageError
 from rl_training.experiment.checkpointing import Checkpoint
 from rl_training.experiment.config import HyperParameters, TrainConfig, is_placeholder
 from rl_training.runtime.seeding import derive_seed
@@ -68,8 +68,8 @@ class Agent:
         """
         encoded, single = self.adapter.encode_any(obs)
         first = _episode_starts(episode_start, len(encoded), single) | (state is None)
-        if state is None:
-            state = self.algorithm.initial_state(len(encoded))
+        initial = self.algorithm.initial_state(len(encoded))
+        state = initial if state is None else _checked_state(state, initial)
         acting = self.act(encoded, state, first, explore=not deterministic)
         action = self.adapter.decode(acting.action)
         return (action[0] if single else action), acting.state
@@ -145,6 +145,21 @@ def _episode_starts(given: Any, rows: int, single: bool) -> np.ndarray:
             f"found {str(given)[:80]}"
         )
     return np.broadcast_to(flags, rows)
+
+
+def _checked_state(state: Any, initial: PolicyState) -> PolicyState:
+    """The state, if it is one like the initial one; arrays with a row for each observation."""
+    expected = [part.shape for part in initial]
+    is_state = isinstance(state, tuple) and all(isinstance(part, np.ndarray) for part in state)
+    found = [part.shape for part in state] if is_state else str(state)[:80]
+    if found != expected:
+        raise UsageError(
+            f"state: expected arrays of the shapes {expected}, a row for each observation, found "
+            f"{found}; pass the state that the last predict gave for them, or None at the start"
+        )
+    if not all(np.isfinite(part).all() for part in state):
+        raise NonFiniteError("state: expected finite numbers, found others; begin again with None")
+    return tuple(state)
 
 
 def _saved_spaces(checkpoint: Checkpoint) -> tuple[gym.Space[Any], gym.Space[Any]]:

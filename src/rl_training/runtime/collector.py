@@ -90,7 +90,8 @@ class Collector:
             following, upcoming = self._around_the_end(following, done, info)
         reward, following = self._checked_reward(reward, valid), self._checked(following)
         ends = terminated, truncated
-        step = Transitions(obs, acting.action, reward, following, *ends, first, valid, state)
+        states = state, acting.state
+        step = Transitions(obs, acting.action, reward, following, *ends, first, valid, *states)
         self._obs, self._state = upcoming, acting.state
         if self.mode is AutoresetMode.NEXT_STEP:
             self._first, self._resetting = self._resetting, done

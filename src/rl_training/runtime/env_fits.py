@@ -13,7 +13,7 @@ from rl_training.data.memory import available_memory, format_bytes
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.errors import IncompatibleEnv
-from rl_training.experiment.config import DEFAULT_BUFFER_SIZE, OffPolicyHyperParameters
+from rl_training.experiment.config import OffPolicyHyperParameters
 from rl_training.runtime.compatibility import check_spaces
 from rl_training.runtime.env_play import Finding
 from rl_training.runtime.learning_speed import seconds_per_step
@@ -54,8 +54,7 @@ def algorithm_fits(
         if isinstance(hyper := spec.hyper(), OffPolicyHyperParameters):
             env_spec = SpaceAdapter("the environment", observation, action).spec
             buffer = getattr(spec.buffer, "__self__", ReplayBuffer)  # the class that builds it
-            size = hyper.buffer_size or DEFAULT_BUFFER_SIZE
-            needed = int(buffer.predicted_bytes(env_spec, size, 1))
+            needed = int(buffer.needed_bytes(env_spec, hyper, 1))
         own = seconds_per_step(spec, observation, action)
         fits.append(
             AlgorithmFit(name=name, replay_bytes=needed, env_seconds=seconds, own_seconds=own)

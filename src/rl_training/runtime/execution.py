@@ -40,8 +40,13 @@ def set_execution(
     if wanted == "auto":
         long = planned_updates(hyper, config.total_timesteps, num_envs) >= COMPILE_FROM_UPDATES
         # Compiled steps take tensors; what learns on arrays is faster without.
-        wanted = "compiled" if long and not algorithm.learns_on_host else "eager"
+        compiles = algorithm.step_functions and not algorithm.learns_on_host
+        wanted = "compiled" if long and compiles else "eager"
     if wanted == "eager":
+        return
+    if not algorithm.step_functions:
+        name = type(algorithm).__name__
+        logger.warning("execution: eager, for the kernels %s learns with are not compiled", name)
         return
     trouble = _compiler_trouble(algorithm.device)
     if trouble is None:

@@ -71,7 +71,7 @@ def seconds_per_step(
 ) -> float:
     """Acting, storing and updating with default settings, per environment transition."""
     hyper = spec.hyper()
-    steps, kwargs = OFF_POLICY_STEPS, {"learning_starts": 0}
+    steps, kwargs = OFF_POLICY_STEPS, {"learning_starts": OFF_POLICY_STEPS // 4}
     if isinstance(hyper, OnPolicyHyperParameters):
         steps, kwargs = 2 * hyper.num_steps, {}  # the second rollout is the one that is timed
     watch = _SecondHalf()

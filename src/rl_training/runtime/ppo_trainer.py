@@ -1,6 +1,7 @@
 """PPO's registry entry."""
 
-from rl_training.algorithms.ppo import PPO, PPOConfig
+from rl_training.algorithms.ppo import PPO
+from rl_training.algorithms.ppo_config import PPOConfig
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.models.mlp_actor_critic import MLPActorCritic
 from rl_training.runtime.on_policy import run_on_policy

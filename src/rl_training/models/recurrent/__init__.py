@@ -1,0 +1,1 @@
+"""Models with a memory of what they saw before."""

@@ -1,0 +1,11 @@
+"""DRQN's reference script."""
+
+from __future__ import annotations
+
+from reference_script import ReferenceScriptTests
+
+
+class TestDRQNReferenceScript(ReferenceScriptTests):
+    name = "drqn_cartpole_reference"
+    learning_steps = 8_000
+    short_steps = 1_300
