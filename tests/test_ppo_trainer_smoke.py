@@ -18,10 +18,11 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rl_training import TrainConfig
 from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.registry import train_config
 from rl_training.runtime.ppo_trainer import train_ppo
 from rl_training.runtime.result import TrainingInterrupted
 from toy_envs import ChainEnv, TimedChain
-from training import KeepModel, StopAt, final_state
+from training import KeepModel, StopAt, final_state, tiny_config
 
 GAMMA = 0.8
 
@@ -162,17 +163,18 @@ def make_next_step() -> SyncVectorEnv:
     return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.NEXT_STEP)
 
 
+@pytest.mark.parametrize("algo", ["ppo", "recurrent_ppo"])
 @pytest.mark.parametrize("env", ["Pendulum-v1", make_next_step])
 def test_resume_is_exact_with_continuous_actions_and_with_resets_of_their_own(
-    env: Any, tmp_path: Path
+    env: Any, algo: str, tmp_path: Path
 ) -> None:
     evaluated = {} if isinstance(env, str) else {"eval_interval": 0, "final_eval_episodes": 0}
-    config = tiny(tmp_path, env_id=env, **evaluated)
-    straight = final_state(train_ppo(config).run_dir)
+    config = tiny_config(algo, tmp_path, env_id=env, num_envs=2, **evaluated)
+    straight = final_state(train_config(config).run_dir)
     with pytest.raises(TrainingInterrupted) as interruption:
-        train_ppo(config, callbacks=[StopAt(105)])
+        train_config(config, callbacks=[StopAt(105)])
     run_dir = interruption.value.result.run_dir
-    train_ppo(config, resume=run_dir)
+    train_config(config, resume=run_dir)
     assert final_state(run_dir) == straight
 
 

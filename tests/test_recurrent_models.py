@@ -114,7 +114,7 @@ def test_pieces_are_padded_unless_that_would_be_mostly_padding(
     first[1:, 0] = True  # twelve pieces of one row, two of twelve rows: 14 * 12 rows for 36
     assert Pieces(first.numpy()).padding == 14 * 12 / 36
     packed = []
-    monkeypatch.setattr(core, "_in_pieces", lambda *x: packed.append(x) or ("packed", ()))
+    monkeypatch.setattr(core, "_packed", lambda *x: packed.append(x) or ("packed", ()))
     assert core.outputs(torch.randn(12, 3, FEATURES), core.initial_state(3), first) == "packed"
     first[6:, 0] = False  # six pieces, one of them of seven rows, and the two: 8 * 12 rows
     assert Pieces(first.numpy()).padding == 8 * 12 / 36
@@ -127,7 +127,7 @@ def test_pieces_of_columns_by_hand() -> None:
     pieces = Pieces(first)
     assert (pieces.column.tolist(), pieces.row.tolist()) == ([0, 0, 1, 1], [0, 2, 0, 1])
     assert pieces.length.tolist() == [2, 1, 1, 2]
-    there, back = pieces.indices()
+    there, back = pieces.rows, pieces.back
     # Rows t * 2 + n of each piece; 4 and 5, the last ones, stand in where there are none.
     assert there[0].tolist() == [0, 4, 1, 3]
     assert there[1, [0, 3]].tolist() == [2, 5]

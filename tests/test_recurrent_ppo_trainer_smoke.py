@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rl_training.experiment.checkpointing import find_checkpoint
 from rl_training.experiment.config import TrainConfig
@@ -96,25 +95,6 @@ def test_stopped_and_resumed_equals_never_stopped(shape: str, cut: int, tmp_path
     assert final_state(run_dir) == straight
     assert before.states + after.states == whole.states
     assert len(set(whole.states)) == 120
-
-
-def make_next_step() -> SyncVectorEnv:
-    makers = [partial(ChainEnv, 3, "termination"), partial(ChainEnv, 5, "truncation")]
-    return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.NEXT_STEP)
-
-
-@pytest.mark.parametrize("env", ["Pendulum-v1", make_next_step])
-def test_resume_is_exact_with_continuous_actions_and_with_resets_of_their_own(
-    env: Any, tmp_path: Path
-) -> None:
-    evaluated = {} if isinstance(env, str) else {"eval_interval": 0, "final_eval_episodes": 0}
-    config = tiny(tmp_path, env_id=env, **evaluated)
-    straight = final_state(train_recurrent_ppo(config).run_dir)
-    with pytest.raises(TrainingInterrupted) as interruption:
-        train_recurrent_ppo(config, callbacks=[StopAt(105)])
-    run_dir = interruption.value.result.run_dir
-    train_recurrent_ppo(config, resume=run_dir)
-    assert final_state(run_dir) == straight
 
 
 def test_without_its_memory_a_resumed_run_differs(

@@ -102,6 +102,9 @@ def _draw_frame(axes: Axes, card: Card) -> None:
     axes.legend(loc="best", frameon=False, fontsize=9, labelcolor=_QUIET)
 
 
+_WRITTEN = {"recurrent_ppo": "Recurrent PPO"}
+
+
 def shown_name(algo: str) -> str:
     """An algorithm's name as papers write it: `qr_dqn` is QR-DQN."""
-    return algo.upper().replace("_", "-")
+    return _WRITTEN.get(algo, algo.upper().replace("_", "-"))

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
 from rl_training.models.blocks import ArrayViews
 
@@ -48,29 +48,25 @@ class RecurrentCore(nn.Module):
 
         `inputs` is (time, batch, features) and `first` (time, batch).
         """
-        state = reset_state(state, first[0])
-        if bool(first[1:].any()):
-            return self._in_pieces(inputs, state, first)
-        outputs, after = self.layer(inputs, self._to_layer(state))
-        return outputs, self._from_layer(after)
+        if not bool(first[1:].any()):
+            outputs, after = self.layer(inputs, self._to_layer(reset_state(state, first[0])))
+            return outputs, self._from_layer(after)
+        pieces = Pieces(first.cpu().numpy())
+        return self._packed(inputs, self._before(state, first, pieces), pieces)
 
     def outputs(self, inputs: Tensor, state: State, first: Tensor) -> Tensor:
         """The outputs alone; where the state after them is not needed, pieces can be padded.
 
         The kernel for pieces of equal length is twice as fast as the one for packed ones.
         """
-        pieces = Pieces(first.cpu().numpy())
-        if len(pieces.row) == first.shape[1] or pieces.padding > MOST_PADDING:
-            outputs: Tensor = self(inputs, state, first)[0]
-            return outputs
-        there, back = (torch.from_numpy(x).to(first.device) for x in pieces.indices())
-        begin = torch.from_numpy(np.flatnonzero(pieces.row == 0)).to(first.device)
-        before = [part.new_zeros(len(pieces.row), self.size) for part in state]
-        for mine, part in zip(before, reset_state(state, first[0]), strict=True):
-            mine[begin] = part
-        padded = self.layer(inputs.flatten(0, 1)[there], self._to_layer(before))[0]
-        rows: Tensor = padded.flatten(0, 1)[back]
-        return rows
+        pieces = Pieces(first.cpu().numpy()) if bool(first[1:].any()) else None
+        if pieces is None or pieces.padding > MOST_PADDING:
+            alone: Tensor = self(inputs, state, first)[0]
+            return alone
+        padded = inputs.flatten(0, 1)[_on(first, pieces.rows)]
+        before = self._to_layer(self._before(state, first, pieces))
+        outputs: Tensor = self.layer(padded, before)[0]
+        return outputs.flatten(0, 1)[_on(first, pieces.back)]
 
     def step(self, inputs: np.ndarray, state: Arrays, first: np.ndarray) -> Arrays:
         """The state after one step, whose first part is the output: `inputs` (batch, features)."""
@@ -83,24 +79,22 @@ class RecurrentCore(nn.Module):
             return (_gru_step(seen, kept, before[0]),)
         return _lstm_step(seen + kept, before[1])
 
-    def _in_pieces(self, inputs: Tensor, state: State, first: Tensor) -> tuple[Tensor, State]:
-        """The same for a sequence with episodes that start inside it."""
-        steps, batch = first.shape
-        starts = first.T.clone()
-        starts[:, 0] = True
-        begins = starts.reshape(-1).nonzero().squeeze(-1)  # in rows laid out column by column
-        lengths = torch.diff(begins, append=begins.new_tensor([steps * batch]))
-        columns = inputs.transpose(0, 1).reshape(steps * batch, -1)
-        pieces = list(torch.split(columns, lengths.tolist()))
-        packed = pack_sequence(pieces, enforce_sorted=False)
-        goes_on = begins % steps == 0  # pieces that start with the sequence, in column order
-        before = [part.new_zeros(len(begins), self.size) for part in state]
-        for mine, part in zip(before, state, strict=True):
-            mine[goes_on] = part
+    def _packed(self, inputs: Tensor, before: State, pieces: Pieces) -> tuple[Tensor, State]:
+        """Outputs and the state after the last row, from pieces that are not padded."""
+        columns = torch.split(inputs.transpose(0, 1).flatten(0, 1), pieces.length.tolist())
+        packed = pack_sequence(list(columns), enforce_sorted=False)
         outputs, after = self.layer(packed, self._to_layer(before))
-        rows = _unpacked(outputs, lengths).reshape(batch, steps, self.size).transpose(0, 1)
-        last = goes_on.roll(-1)  # the piece before one that starts a column ends the column before
+        rows = pad_packed_sequence(outputs)[0].flatten(0, 1)[_on(inputs, pieces.back)]
+        last = _on(inputs, np.flatnonzero(pieces.row + pieces.length == len(inputs)))
         return rows, tuple(part[last] for part in self._from_layer(after))
+
+    def _before(self, state: State, first: Tensor, pieces: Pieces) -> State:
+        """The state before each piece: zeros, but for pieces that go on from before row 0."""
+        begin = _on(first, np.flatnonzero(pieces.row == 0))
+        before = tuple(part.new_zeros(len(pieces.row), self.size) for part in state)
+        for mine, part in zip(before, reset_state(state, first[0]), strict=True):
+            mine[begin] = part
+        return before
 
     def _to_layer(self, state: Sequence[Tensor]) -> Tensor | tuple[Tensor, ...]:
         layered = tuple(part.unsqueeze(0) for part in state)
@@ -119,7 +113,6 @@ class Pieces:
     """
 
     def __init__(self, first: np.ndarray) -> None:
-        self.shape = first.shape
         starts = first.T.copy()
         starts[:, 0] = True
         begins = np.flatnonzero(starts)  # of rows laid out column by column
@@ -132,12 +125,20 @@ class Pieces:
         """How many times the rows there would be if all pieces were as long as the longest."""
         return float(self.length.max() * len(self.length) / self.number.size)
 
-    def indices(self) -> tuple[np.ndarray, np.ndarray]:
-        """The rows of padded pieces (longest, pieces), and where the rows went (time, batch)."""
-        steps, batch = self.shape
+    @property
+    def rows(self) -> np.ndarray:
+        """The flat rows of all pieces, padded with others to the longest: (longest, pieces)."""
+        steps, batch = self.number.shape
         within = np.minimum(self.row + np.arange(self.length.max())[:, None], steps - 1)
-        back = np.arange(steps)[:, None] - self.row[self.number]
-        return within * batch + self.column, back * len(self.row) + self.number
+        rows: np.ndarray = within * batch + self.column
+        return rows
+
+    @property
+    def back(self) -> np.ndarray:
+        """Where each row is among those of padded pieces: (time, batch)."""
+        within = np.arange(len(self.number))[:, None] - self.row[self.number]
+        places: np.ndarray = within * len(self.row) + self.number
+        return places
 
 
 def _lstm_step(gates: np.ndarray, cell: np.ndarray) -> Arrays:
@@ -169,8 +170,6 @@ def reset_state(state: State, first: Tensor) -> State:
     return tuple(part.masked_fill(first.unsqueeze(-1), 0.0) for part in state)
 
 
-def _unpacked(packed: PackedSequence, lengths: Tensor) -> Tensor:
-    """The rows of a packed sequence, piece after piece."""
-    padded, _ = nn.utils.rnn.pad_packed_sequence(packed, batch_first=True)
-    filled = torch.arange(padded.shape[1], device=lengths.device) < lengths.unsqueeze(-1)
-    return padded[filled]
+def _on(tensor: Tensor, index: np.ndarray) -> Tensor:
+    """An index where the tensor is."""
+    return torch.from_numpy(index).to(tensor.device)
