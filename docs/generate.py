@@ -22,9 +22,10 @@ from rl_training.experiment.config import Schedule, TrainConfig
 from rl_training.experiment.config_base import plain
 from rl_training.experiment.config_loading import find_config, packaged_configs
 from rl_training.experiment.config_words import expected_at
-from rl_training.experiment.evidence_card import Card, Published, read_cards
+from rl_training.experiment.evidence_card import Card, Figures, Measured, Published, read_cards
 from rl_training.experiment.evidence_picture import draw_card, is_drawn, shown_name
 from rl_training.experiment.evidence_plan import seeds_text
+from rl_training.experiment.evidence_record import figures_of
 from rl_training.experiment.registry import resolve_config
 from rl_training.experiment.yaml_strict import dump_flow, parse_yaml
 from rl_training.runtime.compatibility import in_plain_words
@@ -223,6 +224,8 @@ def _card_section(name: str, card: Card) -> str:
         f"{machine.memory}), commit {', '.join(map(_short, card.commit.split(', ')))}, with "
         f"{', '.join(f'{package} {version}' for package, version in card.versions.items())}.",
     ]
+    if biases := [s.measured for s in card.seeds if "q_bias_normalized_mean" in s.measured]:
+        facts.insert(1, _bias(biases))
     if card.note:
         facts.append(f"- {card.note}")
     return "\n\n".join(
@@ -234,6 +237,21 @@ def _card_section(name: str, card: Card) -> str:
             f"```\nrl-training evidence reproduce evidence/{name}.json\n```",
         ]
     )
+
+
+def _bias(measured: list[dict[str, Measured]]) -> str:
+    """The critics' bias at the end of the runs, in units of the mean return."""
+    names = ("q_bias_normalized_mean", "q_bias_normalized_std")
+    mean, spread = (figures_of([seed[name].values[-1] for seed in measured]) for name in names)
+    return (
+        f"- Q bias at the end, in mean returns: {_bias_figures(mean)}, spread over states "
+        f"{_bias_figures(spread)}."
+    )
+
+
+def _bias_figures(figures: Figures) -> str:
+    low, high = figures.interval_95
+    return f"{figures.iqm:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def _interval(card: Card) -> str:

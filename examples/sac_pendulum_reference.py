@@ -46,9 +46,9 @@ def main(steps: int, seed: int) -> float:
             lambda obs, state, first, now=moment: sac.act(obs, state, first, now, explore=True)
         )
         replay.add(transition)
-        # One update: both critics towards r + discount * (min Q'(s', a') - alpha * log pi(a')) for a
-        # fresh a'; then the actor towards actions that the lower critic values and that it is not
-        # too sure of; then alpha, so that the entropy stays at its target.
+        # One update: both critics towards r + discount * (min Q'(s', a') - alpha * log pi(a')) for
+        # a fresh a'; then the actor towards actions that the lower critic values and that it is
+        # not too sure of; then alpha, so that the entropy stays at its target.
         if not moment.warming_up:
             metrics = sac.update(replay.sample(hyper.batch_size), moment).metrics
         if step > WARM_UP and step % 2_000 == 0:

@@ -20,6 +20,7 @@ class ReferenceScriptTests:
     name: str
     learning_steps: int
     short_steps: int
+    learned = 100.0  # a random policy on CartPole lasts about 22 steps
 
     @pytest.fixture
     def script(self) -> ModuleType:
@@ -41,9 +42,8 @@ class ReferenceScriptTests:
     def test_it_is_short_enough_to_read(self) -> None:
         assert len((EXAMPLES / f"{self.name}.py").read_text().splitlines()) < 100
 
-    def test_it_learns_to_balance_within_a_few_thousand_steps(self, script: ModuleType) -> None:
-        # A random policy lasts about 22 steps.
-        assert script.main(self.learning_steps, 1) > 100
+    def test_it_learns_within_a_few_thousand_steps(self, script: ModuleType) -> None:
+        assert script.main(self.learning_steps, 1) > self.learned
 
     def test_it_gives_the_same_result_for_the_same_seed(
         self, script: ModuleType, capsys: pytest.CaptureFixture[str]

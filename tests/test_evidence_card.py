@@ -302,7 +302,7 @@ def drawn(curves: list[dict[int, float]], path: Path) -> dict[str, Any]:
     draw_card(card, path)
     assert is_drawn(card, path)
     axes = Figure().add_subplot()
-    _draw_curves(axes, card)
+    _draw_curves(axes, curves)
     return {
         str(line.get_label()): (line.get_xydata().tolist(), line.get_marker())
         for line in axes.get_lines()

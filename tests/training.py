@@ -30,7 +30,15 @@ VALUE_BASED: dict[str, Any] = {
 ATOMS = {"num_atoms": 11, "v_min": 0.0, "v_max": 20.0}
 
 # Those whose updates can compute on arrays or be compiled; recurrent ones use torch's kernels.
-ON_ARRAYS = {"dqn", "qr_dqn", "c51", "ppo"}
+ON_ARRAYS = {"dqn", "qr_dqn", "c51", "ppo", "sac", "tqc", "redq"}
+
+SOFT: dict[str, Any] = {
+    "hidden_sizes": [16],
+    "batch_size": 16,
+    "learning_starts": 20,
+    "replay_ratio": 0.5,
+    "buffer_size": 150,
+}
 
 # An environment each algorithm can take, and settings that make it quick.
 TINY: dict[str, dict[str, Any]] = {
@@ -41,6 +49,15 @@ TINY: dict[str, dict[str, Any]] = {
         "env_id": "CartPole-v1",
         "algo_kwargs": VALUE_BASED
         | {"core_size": 8, "sequence_length": 6, "burn_in": 3, "overlap": 1, "learning_starts": 48},
+    },
+    "sac": {"env_id": "Pendulum-v1", "algo_kwargs": SOFT},
+    "tqc": {
+        "env_id": "Pendulum-v1",
+        "algo_kwargs": SOFT | {"num_critics": 3, "num_quantiles": 5, "critic_hidden_sizes": [12]},
+    },
+    "redq": {
+        "env_id": "Pendulum-v1",
+        "algo_kwargs": SOFT | {"num_critics": 4, "replay_ratio": 2, "learning_starts": 180},
     },
     "ppo": {
         "env_id": "CartPole-v1",

@@ -7,5 +7,19 @@ from rl_training.algorithms.drqn import DRQN
 from rl_training.algorithms.ppo import PPO
 from rl_training.algorithms.qr_dqn import QRDQN
 from rl_training.algorithms.recurrent_ppo import RecurrentPPO
+from rl_training.algorithms.redq import REDQ
+from rl_training.algorithms.sac import SAC
+from rl_training.algorithms.tqc import TQC
 
-__all__ = ["C51", "DQN", "DRQN", "PPO", "QRDQN", "RecurrentPPO", "UpdateResult"]
+__all__ = [
+    "C51",
+    "DQN",
+    "DRQN",
+    "PPO",
+    "QRDQN",
+    "REDQ",
+    "SAC",
+    "TQC",
+    "RecurrentPPO",
+    "UpdateResult",
+]

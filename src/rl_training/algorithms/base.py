@@ -46,12 +46,14 @@ class Algorithm(ABC):
 
     A subclass sets `parts` to every stateful thing it owns (networks, optimisers, generators) and
     `vjp` to `vjp_of` its network, and writes `act` and `update`. `step_functions` names the methods
-    that `compile` may compile: those that compute a gradient and leave it in the parameters.
+    that `compile` may compile: those that compute a gradient and leave it in the parameters. `vjps`
+    names what these call to get one.
     """
 
     parts: dict[str, Stateful]
     vjp: Vjp
     step_functions: ClassVar[tuple[str, ...]] = ("_gradient",)
+    vjps: ClassVar[tuple[str, ...]] = ("vjp",)
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
@@ -99,7 +101,8 @@ class Algorithm(ABC):
     def compile(self) -> None:
         """Run the step functions through `torch.compile` from now on."""
         torch.compiler.reset()  # what earlier runs of the process compiled would count as retries
-        self.vjp = uncompiled(self.vjp)
+        for name in self.vjps:
+            setattr(self, name, uncompiled(getattr(self, name)))
         for name in self.step_functions:
             setattr(self, name, torch.compile(getattr(self, name)))
         self.execution, self.learns_on_host = "compiled", False

@@ -62,3 +62,13 @@ class BlockNoise:
         self._rng.bit_generator.state = state["rng"]
         self._begin(state["rows"])
         self._used = state["used"]
+
+
+def normal_noise(seed: int, width: int) -> BlockNoise:
+    """Rows of `width` standard normal numbers."""
+    return BlockNoise(seed, lambda rng, n: rng.standard_normal((n, width), np.float32), width=width)
+
+
+def uniform_noise(seed: int, width: int) -> BlockNoise:
+    """Rows of `width` numbers from [-1, 1)."""
+    return BlockNoise(seed, lambda rng, n: rng.random((n, width), np.float32) * 2 - 1, width=width)

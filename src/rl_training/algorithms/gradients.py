@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-Vjp = Callable[..., tuple[Any, Callable[[Any], None]]]
+Vjp = Callable[..., tuple[Any, Callable[[Any], Any]]]
 """From inputs to the outputs, detached, and the function that pulls their gradient back."""
-ActionVjp = Callable[[Any, Any], tuple[Any, Callable[[Any], Any]]]
-"""From observations and actions to values and the function from their gradient to the actions'."""
 
 
 def vjp_of(network: nn.Module, function: Callable[..., Any] | None = None) -> Vjp:
@@ -47,19 +45,27 @@ class AutomaticVjp:
         return tuple(output.detach() for output in outputs), pull_back
 
 
-def action_vjp_of(critics: nn.Module) -> ActionVjp:
-    """The critics' own `action_vjp`, or automatic differentiation by the actions."""
-    if writes_out_its_gradient(critics):
-        written: ActionVjp = critics.action_vjp  # type: ignore[assignment]
-        return written
+def action_vjp_of(critics: nn.Module) -> Vjp:
+    """The critics' own `action_vjp`, or automatic differentiation by the actions.
 
-    def automatic(obs: Tensor, action: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    It goes from observations and actions to values, and from their gradient to the actions'.
+    """
+    if writes_out_its_gradient(critics):
+        written: Vjp = critics.action_vjp  # type: ignore[assignment]
+        return written
+    return AutomaticActionVjp(critics, critics)
+
+
+class AutomaticActionVjp(AutomaticVjp):
+    """Automatic differentiation by a function's second argument."""
+
+    def __call__(self, *inputs: Any) -> tuple[Any, Callable[[Any], Any]]:
+        """Values, and the way back from their gradient to the actions'."""
+        obs, action = inputs
         action = action.detach().requires_grad_()
         with torch.enable_grad():
-            values = critics(obs, action)
+            values = self._function(obs, action)
         return values.detach(), lambda grad: torch.autograd.grad(values, action, grad)[0]
-
-    return automatic
 
 
 def uncompiled(vjp: Vjp) -> Vjp:
@@ -68,7 +74,7 @@ def uncompiled(vjp: Vjp) -> Vjp:
         return vjp
     hide: Callable[[Any], Any] = torch.compiler.disable
 
-    def hidden(*inputs: Any) -> tuple[Any, Callable[[Any], None]]:
+    def hidden(*inputs: Any) -> tuple[Any, Callable[[Any], Any]]:
         outputs, pull_back = vjp(*inputs)
         return outputs, hide(pull_back)
 

@@ -155,3 +155,18 @@ class TargetNetwork:
         """Restore the copy in place."""
         self.module.load_state_dict(state["module"])
         self._intervals_seen = state["intervals_seen"]
+
+
+class UpdateCount:
+    """How many updates there have been."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number."""
+        return {"number": self.number}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore it."""
+        self.number = state["number"]

@@ -12,25 +12,21 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 
-from rl_training.algorithms.base import Acting, Algorithm, UpdateResult
+from rl_training.algorithms.base import UpdateResult
 from rl_training.algorithms.checks import check_actor_and_critics
-from rl_training.algorithms.functional.squashed_gaussian import (
-    squashed_gradient,
-    squashed_mode,
-    squashed_sample,
-)
-from rl_training.algorithms.generators import BlockNoise
+from rl_training.algorithms.functional.squashed_gaussian import squashed_gradient, squashed_sample
+from rl_training.algorithms.generators import normal_noise, uniform_noise
 from rl_training.algorithms.gradients import action_vjp_of, vjp_of, writes_out_its_gradient
-from rl_training.algorithms.optimization import Optimizer, TargetNetwork
+from rl_training.algorithms.optimization import Optimizer, TargetNetwork, UpdateCount
+from rl_training.algorithms.soft_acting import SoftActing
 from rl_training.algorithms.soft_config import SoftActorCriticConfig
 from rl_training.algorithms.temperature import Temperature
 from rl_training.data.arrays import Array, constant, namespace
 from rl_training.data.metrics import Metrics
-from rl_training.data.types import Batch, EnvSpec, Moment, PolicyState
+from rl_training.data.types import Batch, EnvSpec, Moment
 from rl_training.experiment.config import scheduled_value
 
 CRITIC_METRICS = ("critic_loss", "q_value_mean", "target_q_mean")
@@ -44,7 +40,7 @@ class CriticLoss(NamedTuple):
     numbers: Array
 
 
-class SoftActorCritic(Algorithm):
+class SoftActorCritic(SoftActing):
     """Maximises return and entropy, off-policy, for continuous actions.
 
     A subclass writes `critic_loss` and `actor_value`, and `members` if its targets come from some
@@ -52,6 +48,7 @@ class SoftActorCritic(Algorithm):
     """
 
     step_functions = ("_critic_gradient", "_actor_gradient")
+    vjps = ("critic_vjp", "actor_vjp", "action_vjp")
 
     def __init__(
         self,
@@ -64,22 +61,22 @@ class SoftActorCritic(Algorithm):
     ) -> None:
         super().__init__(device)
         self.hyper = hyper
-        self.model: Any = model.to(self.device)
+        self.model = model.to(self.device)
         check_actor_and_critics(self.model, spec, hyper.num_critics, hyper.critic_outputs)
-        self.actor: Any = self.model.actor
-        self.critics: Any = self.model.critics
+        self.actor, self.critics = self.model.actor, self.model.critics
         limits: dict[str, Any] = {"eps": hyper.optimizer_eps, "max_grad_norm": hyper.max_grad_norm}
         self.actor_optimizer = Optimizer(self.actor, **limits)
         self.critic_optimizer = Optimizer(self.critics, **limits)
         self.target = TargetNetwork(self.critics, self.critic_optimizer, tau=hyper.tau, interval=1)
+        if hyper.dropout:
+            self.target.module.train()  # the targets drop units too (Hiraoka et al., 2022)
         self.temperature = Temperature(hyper.alpha, hyper.entropy_for(spec), self.device)
         self.actor_vjp, self.critic_vjp = vjp_of(self.actor), vjp_of(self.critics)
         self.action_vjp = action_vjp_of(self.critics)
         self.use_arrays(self.model)
-        size = spec.action_dim
-        self.noise = BlockNoise(seed, lambda rng, n: _normal(rng, n, size), width=size)
-        self.random = BlockNoise(seed, lambda rng, n: _uniform(rng, n, size), width=size)
-        self.count = Count()
+        self.noise = normal_noise(seed, spec.action_dim)
+        self.random = uniform_noise(seed, spec.action_dim)
+        self.count = UpdateCount()
         self.parts = {
             "model": self.model,
             "target": self.target,
@@ -96,24 +93,6 @@ class SoftActorCritic(Algorithm):
         super().use_arrays(network.actor)
         self.learns_on_host &= writes_out_its_gradient(network.critics)
 
-    def act(
-        self,
-        obs: np.ndarray,
-        state: PolicyState,
-        first: np.ndarray,  # noqa: ARG002 - feed-forward
-        moment: Moment,
-        *,
-        explore: bool,
-    ) -> Acting:
-        """Sampled actions, uniform ones during warm-up, or the squashed means."""
-        if explore and moment.warming_up:
-            return Acting(self.random.step(len(obs)), state)
-        self.set_training(self.actor, False)
-        output = self.output(self.actor, obs)
-        if not explore:
-            return Acting(squashed_mode(output), state)
-        return Acting(squashed_sample(output, self.noise.step(len(obs))).action, state)
-
     def schedules(self, moment: Moment) -> dict[str, float]:
         """The learning rate."""
         when = (moment.env_steps, moment.horizon)
@@ -122,7 +101,8 @@ class SoftActorCritic(Algorithm):
     def update(self, batch: Batch, moment: Moment) -> UpdateResult:
         """One step of the critics, of actor and temperature where due, and of the targets."""
         learning_rate = self.schedules(moment)["learning_rate"]
-        self.set_training(self.model, True)
+        self.set_training(self.actor, True)
+        self.set_training(self.critics, True)
         self.count.number += 1
         with self.quietly():
             batch = self.to_learn_from(batch)
@@ -179,33 +159,6 @@ class SoftActorCritic(Algorithm):
         xp, share = namespace(value), 1 / len(value)
         by_log_prob = xp.full_like(value, share) * alpha
         pull_back(squashed_gradient(policy, to_action(slope * -share), by_log_prob))
-        cost = alpha * policy.log_prob
-        numbers = [
-            (cost - value).mean(),
-            -policy.log_prob.mean(),
-            cost.sum() / policy.log_prob.sum(),
-        ]
+        entropy = -policy.log_prob.mean()
+        numbers = [-alpha * entropy - value.mean(), entropy, xp.ones_like(entropy) * alpha]
         return constant(xp.stack(numbers)), policy.log_prob
-
-
-class Count:
-    """A number that is part of a checkpoint."""
-
-    def __init__(self) -> None:
-        self.number = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """The number."""
-        return {"number": self.number}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore it."""
-        self.number = state["number"]
-
-
-def _normal(rng: np.random.Generator, rows: int, size: int) -> np.ndarray:
-    return rng.standard_normal((rows, size), np.float32)
-
-
-def _uniform(rng: np.random.Generator, rows: int, size: int) -> np.ndarray:
-    return rng.random((rows, size), np.float32) * 2 - 1

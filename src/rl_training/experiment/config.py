@@ -25,6 +25,7 @@ from rl_training.experiment.config_schedule import (
     scheduled_value,
 )
 from rl_training.experiment.config_types import (
+    CallbackName,
     Directory,
     EnvSource,
     Episodes,
@@ -193,6 +194,9 @@ class TrainConfig(ConfigModel):
     )
     wrappers: tuple[Wrapper, ...] = Field(
         (), description="Gymnasium wrappers, the first one innermost"
+    )
+    callbacks: tuple[CallbackName, ...] = Field(
+        (), description="what watches the run: QBias, StopOnReturn, or package.module:Class"
     )
     normalize_observations: bool = Field(
         False, description="to mean 0 and standard deviation 1, by running statistics"

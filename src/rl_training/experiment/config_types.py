@@ -60,12 +60,12 @@ def _is_env_source(value: Any) -> Any:
     return value
 
 
-def _is_wrapper(value: str | dict[str, dict[str, Any]]) -> str | dict[str, dict[str, Any]]:
+def _is_named(value: str | dict[str, dict[str, Any]]) -> str | dict[str, dict[str, Any]]:
     check(
         isinstance(value, str) or len(value) == 1, f"expected one name per item, found {len(value)}"
     )
     name = value if isinstance(value, str) else next(iter(value))
-    check(bool(name.strip()), "expected the name of a wrapper, found nothing")
+    check(bool(name.strip()), "expected a name, found nothing")
     return value
 
 
@@ -79,10 +79,12 @@ Network = Annotated[
     Expects("package.module:function, a callable (env_spec, hyper_parameters) -> Module, or null"),
 ]
 EnvSource = Annotated[Any, AfterValidator(_is_env_source), Expects(_ENV_SOURCES)]
+Named = Annotated[str | dict[str, dict[str, Any]], AfterValidator(_is_named)]
 Wrapper = Annotated[
-    str | dict[str, dict[str, Any]],
-    AfterValidator(_is_wrapper),
-    Expects("a wrapper's name, or one name with its arguments such as {Name: {key: value}}"),
+    Named, Expects("a wrapper's name, or one name with its arguments such as {Name: {key: value}}")
+]
+CallbackName = Annotated[
+    Named, Expects("a callback's name, or one name with its arguments such as {Name: {key: value}}")
 ]
 HiddenSizes = Annotated[tuple[Annotated[int, Field(ge=1, le=65_536)], ...], Field(max_length=16)]
 Steps = Annotated[int, Field(ge=1, le=MOST_STEPS)]

@@ -46,12 +46,20 @@ class Curve(ConfigModel):
         return self
 
 
+class Measured(ConfigModel):
+    """What a callback measured with the evaluations, at so many environment transitions."""
+
+    steps: tuple[int, ...] = Field(min_length=1)
+    values: tuple[float, ...]
+
+
 class SeedRecord(ConfigModel):
     """One seed: the evaluation of its final policy, and with what it was trained.
 
     `seconds` is the wall clock of all `sessions`; there is more than one if the run was resumed.
     `commit` ends in -dirty if the checkout had changes. Where sessions differ, `commit` and
-    `versions` hold all values, separated by a comma.
+    `versions` hold all values, separated by a comma. `measured` has what callbacks logged with the
+    evaluations, by name.
     """
 
     seed: int
@@ -66,6 +74,7 @@ class SeedRecord(ConfigModel):
     commit: str
     versions: dict[str, str]
     curve: Curve
+    measured: dict[str, Measured] = Field(default_factory=dict)
 
 
 class Evaluation(ConfigModel):

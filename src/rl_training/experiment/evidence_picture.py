@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rl_training.errors import MissingExtra
-from rl_training.experiment.evidence_card import Card
+from rl_training.experiment.evidence_card import Card, SeedRecord
 from rl_training.experiment.files import write_atomic
 from rl_training.experiment.statistics import bootstrap_interval, interquartile_mean
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _SIZE_INCHES, _DPI = (9.0, 5.4), 100
+BIAS = "q_bias_normalized_mean"
+"""What the callback QBias measures; a card that has it shows it below the returns."""
 _OURS, _THEIRS, _QUIET = "#1f5fa8", "#c2571a", "#5a5a5a"
 
 
@@ -37,9 +39,15 @@ def draw_card(card: Card, path: Path) -> None:
     with style.context("default"):  # whatever the user's own settings are
         figure = Figure(figsize=_SIZE_INCHES, dpi=_DPI, layout="constrained")
         FigureCanvasAgg(figure)
-        axes = figure.add_subplot()
-        _draw_curves(axes, card)
+        biases = [curve_of(seed, BIAS) for seed in card.seeds if BIAS in seed.measured]
+        axes, *more = figure.subplots(2 if biases else 1, squeeze=False, sharex=True)[:, 0]
+        curves = [dict(zip(s.curve.steps, s.curve.returns, strict=True)) for s in card.seeds]
+        _draw_curves(axes, curves)
+        _draw_published(axes, card)
         _draw_frame(axes, card)
+        for lower in more:
+            _draw_curves(lower, biases)
+            _draw_bias_frame(axes, lower)
         content = BytesIO()
         figure.savefig(content, format="png", metadata={"Software": None, "Card": card.digest})
     write_atomic(path, content.getvalue())
@@ -50,8 +58,14 @@ def is_drawn(card: Card, path: Path) -> bool:
     return path.is_file() and card.digest.encode() in path.read_bytes()
 
 
-def _draw_curves(axes: Axes, card: Card) -> None:
-    points = [dict(zip(seed.curve.steps, seed.curve.returns, strict=True)) for seed in card.seeds]
+def curve_of(seed: SeedRecord, name: str) -> dict[int, float]:
+    """What was measured of a seed, by step."""
+    measured = seed.measured[name]
+    return dict(zip(measured.steps, measured.values, strict=True))
+
+
+def _draw_curves(axes: Axes, points: list[dict[int, float]]) -> None:
+    """A line per seed and one for all of them."""
     steps = sorted(set.intersection(*map(set, points)))
     rows = [[curve[step] for curve in points] for step in steps]
     for index, curve in enumerate(points):
@@ -70,6 +84,9 @@ def _draw_curves(axes: Axes, card: Card) -> None:
         )
     if steps:
         _draw_middle(axes, steps, rows)
+
+
+def _draw_published(axes: Axes, card: Card) -> None:
     if card.published is not None:
         label = f"published: {card.published.return_mean:g} after {card.published.steps:,} steps"
         axes.axhline(card.published.return_mean, color=_THEIRS, linestyle="--", label=label)
@@ -94,6 +111,19 @@ def _draw_frame(axes: Axes, card: Card) -> None:
     axes.set_ylabel("mean evaluation return")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set_xlim(0, max(card.budget, *(seed.steps for seed in card.seeds)))
+    _draw_grid(axes)
+
+
+def _draw_bias_frame(upper: Axes, axes: Axes) -> None:
+    """The frame of the critics' bias below the returns."""
+    upper.set_xlabel("")
+    axes.set_xlabel("environment steps")
+    axes.set_ylabel("Q bias, in mean returns")
+    axes.axhline(0, color=_QUIET, lw=0.8)
+    _draw_grid(axes)
+
+
+def _draw_grid(axes: Axes) -> None:
     axes.grid(axis="y", color="#dddddd", linewidth=0.8)
     axes.set_axisbelow(True)
     for side in ("top", "right"):

@@ -17,6 +17,7 @@ from rl_training.experiment.evidence_card import (
     Curve,
     Figures,
     Machine,
+    Measured,
     SeedRecord,
     whats_wrong,
 )
@@ -175,6 +176,7 @@ def _read_record(seed: SeedResult, config: TrainConfig) -> SeedRecord:
             "expected a whole run with a final evaluation, found its end at step "
             f"{steps} of {config.total_timesteps} with the return {mean}"
         )
+    rows = _evaluations(_directory(seed))
     return SeedRecord(
         seed=seed.seed,
         return_mean=mean,
@@ -187,21 +189,44 @@ def _read_record(seed: SeedResult, config: TrainConfig) -> SeedRecord:
         threads=max(session["threads"] for session in sessions),
         commit=joined(map(_commit, sessions)),
         versions=joined_versions(map(_versions, sessions)),
-        curve=_curve(_directory(seed)),
+        curve=_curve(rows),
+        measured=_measured(rows),
     )
 
 
-def _curve(run_dir: Path) -> Curve:
-    key = "eval/return_mean"
+def _evaluations(run_dir: Path) -> list[tuple[int, str, float]]:
+    """What was logged with evaluations: at which step, its name and its value."""
     try:
-        rows = [row for row in read_metrics(run_dir) if row.get(key) is not None]
+        rows = read_metrics(run_dir)
     except RunError as error:
         # Its advice, to delete a line, would leave a curve with a gap.
         raise ValueError(str(error).rpartition(": ")[0]) from error
-    if not rows:
+    return [
+        (row["global_step"], name.removeprefix("eval/"), value)
+        for row in rows
+        for name, value in row.items()
+        if name.startswith("eval/") and value is not None
+    ]
+
+
+def _curve(evaluations: list[tuple[int, str, float]]) -> Curve:
+    points = [(step, value) for step, name, value in evaluations if name == "return_mean"]
+    if not points:
         raise ValueError(f"{METRICS_NAME} holds no evaluation")
-    steps, returns = [row["global_step"] for row in rows], [row[key] for row in rows]
-    return Curve(steps=tuple(steps), returns=tuple(returns))
+    steps, returns = zip(*points, strict=True)
+    return Curve(steps=steps, returns=returns)
+
+
+def _measured(evaluations: list[tuple[int, str, float]]) -> dict[str, Measured]:
+    """What callbacks added to the evaluations."""
+    points: dict[str, list[tuple[int, float]]] = {}
+    for step, name, value in evaluations:
+        if name not in ("return_mean", "return_std"):
+            points.setdefault(name, []).append((step, value))
+    return {
+        name: Measured(steps=tuple(s for s, _ in pairs), values=tuple(v for _, v in pairs))
+        for name, pairs in points.items()
+    }
 
 
 def _sessions(seed: SeedResult) -> list[dict[str, Any]]:

@@ -96,14 +96,9 @@ class MLP(nn.Module):
 
     def _activate(self, x: Array) -> Array:
         """The activation, in place."""
-        if isinstance(x, np.ndarray):
-            if self._activation == "tanh":
-                return np.tanh(x, out=x)
-            # A zero for each entry is three times as fast as one zero for all.
-            whole = x.size <= _ZEROS.size
-            zeros = _ZEROS[: x.size].reshape(x.shape) if whole else _ZEROS[: x.shape[1]]
-            return np.maximum(x, zeros, out=x)
-        return torch.relu_(x) if self._activation == "relu" else torch.tanh_(x)
+        if self._activation == "relu":
+            return rectify(x)
+        return np.tanh(x, out=x) if isinstance(x, np.ndarray) else torch.tanh_(x)
 
     def _values_for(self, x: Array) -> Sequence[tuple[Array, Array]]:
         """Weights and biases without a graph, as arrays if `x` is one."""
@@ -134,6 +129,17 @@ class ArrayViews:
             self._views = [(w.detach().numpy(), b.detach().numpy()) for w, b in tensors]
             self._address = address
         return self._views
+
+
+def rectify(x: Array) -> Array:
+    """ReLU, in place."""
+    if not isinstance(x, np.ndarray):
+        return torch.relu_(x)
+    # A zero for each entry of a matrix is three times as fast as one zero for all.
+    rows, columns = x.shape[-2:]
+    whole = rows * columns <= _ZEROS.size
+    zeros = _ZEROS[: rows * columns].reshape(rows, columns) if whole else _ZEROS[:columns]
+    return np.maximum(x, zeros, out=x)
 
 
 def _linear(x: Array, weight: Array, bias: Array) -> Array:

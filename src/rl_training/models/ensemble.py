@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.data.arrays import Array, namespace
-from rl_training.models.blocks import ArrayViews
+from rl_training.models.blocks import ArrayViews, rectify
 
 Backward = Callable[[Array], Any]
 
@@ -43,7 +43,7 @@ class EnsembleMLP(nn.Module):
             layers = [(weight[members], bias[members]) for weight, bias in layers]
         *hidden, last = layers
         for weight, bias in hidden:
-            x = _relu(_linear(x, weight, bias))
+            x = rectify(_linear(x, weight, bias))
         return _linear(x, *last)
 
     def vjp(self, x: Array) -> tuple[Array, Backward]:
@@ -80,7 +80,7 @@ class EnsembleMLP(nn.Module):
         *hidden, last = layers = self._values_for(x)
         seen = [x]
         for weight, bias in hidden:
-            seen.append(_relu(_linear(seen[-1], weight, bias)))
+            seen.append(rectify(_linear(seen[-1], weight, bias)))
         seen.append(_linear(seen[-1], *last))
         return layers, seen
 
@@ -104,16 +104,14 @@ def _linear(x: Array, weight: Array, bias: Array) -> Array:
     return outputs
 
 
-def _relu(x: Array) -> Array:
-    return torch.relu_(x) if isinstance(x, Tensor) else np.maximum(x, 0, out=x)
-
-
 def _transposed(x: Array) -> Array:
     return x.mT if isinstance(x, Tensor) else np.swapaxes(x, -1, -2)
 
 
 def _behind(grad: Array, weight: Array, outputs: Array) -> Array:
     """The gradient behind a layer whose inputs were a ReLU's outputs."""
-    grad = grad @ _transposed(weight)
+    # A product with a single column is one of two vectors, for which NumPy has no fast routine.
+    weight = _transposed(weight)
+    grad = grad * weight if grad.shape[-1] == 1 else grad @ weight
     grad *= outputs > 0
     return grad

@@ -71,9 +71,12 @@ def seconds_per_step(
 ) -> float:
     """Acting, storing and updating with default settings, per environment transition."""
     hyper = spec.hyper()
-    steps, kwargs = OFF_POLICY_STEPS, {"learning_starts": OFF_POLICY_STEPS // 4}
     if isinstance(hyper, OnPolicyHyperParameters):
         steps, kwargs = 2 * hyper.num_steps, {}  # the second rollout is the one that is timed
+    else:
+        ratio = getattr(hyper, "replay_ratio", 1.0)
+        steps = max(8, int(OFF_POLICY_STEPS / max(1.0, ratio)))
+        kwargs = {"learning_starts": steps // 4}
     watch = _SecondHalf()
     with tempfile.TemporaryDirectory() as folder, _quiet():
         config = TrainConfig(

@@ -26,6 +26,7 @@ FREE_KEYS = frozenset(
         "log_interval",
         "eval_interval",
         "eval_episodes",
+        "callbacks",
         "device",
         "threads",
     }

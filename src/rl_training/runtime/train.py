@@ -14,8 +14,10 @@ from rl_training.experiment.config import TrainConfig, check_hyper_parameters
 from rl_training.experiment.logging import MetricsLog
 from rl_training.experiment.runs import RunLock, create_run_directory, default_run_name
 from rl_training.runtime.assembly import RunPlan, assemble, build
+from rl_training.runtime.callback_names import named_callbacks
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.execution import set_execution
+from rl_training.runtime.host_memory import keep_freed_memory
 from rl_training.runtime.interrupts import Interrupts
 from rl_training.runtime.lost_objects import refuse_lost_objects
 from rl_training.runtime.persistence import restore_run
@@ -79,9 +81,10 @@ def train(
     """
     hyper = check_hyper_parameters(spec.hyper, config.algo_kwargs)
     config = config.with_changes(algo_kwargs=hyper.model_dump())
-    callbacks = _checked_callbacks(callbacks)
+    callbacks = (*named_callbacks(config.callbacks), *_checked_callbacks(callbacks))
     plan = RunPlan(spec=spec, config=config, hyper=hyper, callbacks=callbacks)
     refuse_lost_objects(config)
+    keep_freed_memory()
     checkpoint = None if resume is None else checkpoint_to_resume(resume, config, spec.hyper)
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())

@@ -1,0 +1,12 @@
+"""REDQ's reference script."""
+
+from __future__ import annotations
+
+from reference_script import ReferenceScriptTests
+
+
+class TestREDQReferenceScript(ReferenceScriptTests):
+    name = "redq_pendulum_reference"
+    learning_steps = 1_000
+    short_steps = 510
+    learned = -400.0  # a random policy reaches about -1,200
