@@ -101,7 +101,8 @@ def test_acting_gives_a_valid_action_per_row_and_greedy_acting_is_a_function(
     assert len(actions) == 7
     assert all(agent.adapter.action.contains(action) for action in actions)
     for row, action in zip(rows, actions, strict=True):
-        assert np.array_equal(agent.predict(row)[0], action)
+        # The last bits of a matrix product depend on its size.
+        np.testing.assert_allclose(agent.predict(row)[0], action, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("num_envs", [1, 3, 8])

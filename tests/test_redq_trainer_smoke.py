@@ -21,16 +21,16 @@ def test_train_redq_writes_checkpoint_and_metrics(tmp_path: Path) -> None:
     result = train_redq(tiny_config("redq", tmp_path))
     summary = json.loads((result.run_dir / "summary.json").read_text())
     assert (summary["algo"], summary["status"]) == ("redq", "finished")
-    assert summary["updates"] == result.updates == 2 * (240 - 180)
+    assert summary["updates"] == result.updates == 2 * (240 - 60)
     rows = read_metrics(result.run_dir / "metrics.jsonl")
-    assert [row["global_step"] for row in rows if "train/critic_loss" in row] == [200]
+    assert [row["global_step"] for row in rows if "train/critic_loss" in row] == [100, 150, 200]
     assert [row["global_step"] for row in rows if "eval/return_mean" in row] == [100, 200, 240]
     assert REDQ.load(result.run_dir).evaluate(3).returns == result.eval_returns
 
 
 @pytest.mark.parametrize(
     ("options", "actor_steps"),
-    [({}, 60), ({"policy_delay": 1}, 120), ({"policy_delay": 7}, 17), ({"replay_ratio": 3}, 60)],
+    [({}, 180), ({"policy_delay": 1}, 360), ({"policy_delay": 7}, 51), ({"replay_ratio": 3}, 180)],
 )
 def test_the_actor_and_alpha_step_once_in_policy_delay_updates(
     options: dict[str, Any], actor_steps: int, tmp_path: Path

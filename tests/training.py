@@ -57,7 +57,7 @@ TINY: dict[str, dict[str, Any]] = {
     },
     "redq": {
         "env_id": "Pendulum-v1",
-        "algo_kwargs": SOFT | {"num_critics": 4, "replay_ratio": 2, "learning_starts": 180},
+        "algo_kwargs": SOFT | {"num_critics": 4, "replay_ratio": 2, "learning_starts": 60},
     },
     "ppo": {
         "env_id": "CartPole-v1",
