@@ -19,6 +19,7 @@ from benchmarks.workloads import (
     DRQNWorkload,
     PPOWorkload,
     RecurrentPPOWorkload,
+    SACWorkload,
     Workload,
     from_plain,
 )
@@ -74,9 +75,29 @@ def recurrent_ppo_flops(w: RecurrentPPOWorkload) -> float:
     return 2 * network + 2 * w.epochs * (network + 2 * network - first)
 
 
+def sac_flops(w: SACWorkload) -> float:
+    """Per transition: one row through the actor to act, and its updates.
+
+    An update passes its batch through the actor, some target critics and all online ones, and back
+    through the latter. Every `policy_delay` updates it goes through actor and critics again, back
+    to the actions alone through these, and back through the actor.
+    """
+    actor = weights(w.obs_dim, *w.hidden, 2 * w.num_actions)
+    critic = weights(w.obs_dim + w.num_actions, *w.hidden, w.critic_outputs)
+    to_weights = 2 * critic - weights(w.obs_dim + w.num_actions, w.hidden[0])
+    to_action = critic - weights(w.obs_dim, w.hidden[0])
+    critics_step = actor + w.target_critics * critic + w.num_critics * (critic + to_weights)
+    actor_step = 3 * actor - weights(w.obs_dim, w.hidden[0]) + w.num_critics * (critic + to_action)
+    update = critics_step + actor_step / w.policy_delay
+    return 2 * actor + 2 * w.batch_size * w.updates_per_step * update
+
+
 FLOPS: dict[str, Callable[[Any], float]] = {
     "dqn": dqn_flops,
     "qr_dqn": dqn_flops,
+    "sac": sac_flops,
+    "tqc": sac_flops,
+    "redq": sac_flops,
     "drqn": drqn_flops,
     "ppo": ppo_flops,
     "recurrent_ppo": recurrent_ppo_flops,

@@ -28,7 +28,7 @@ class Workload(ABC):
     hidden: tuple[int, ...]
     batch_size: int
     learning_rate: float
-    max_grad_norm: float
+    max_grad_norm: float | None
     warm_up: int
     """Transitions before the clock starts; by then every code path has been run."""
     timed: int
@@ -36,6 +36,7 @@ class Workload(ABC):
     env_id: str = "CartPole-v1"
     obs_dim: int = 4
     num_actions: int = 2
+    """Choices, or numbers of a continuous action."""
     num_envs: int = 1
     gamma: float = 0.99
 
@@ -169,6 +170,72 @@ class RecurrentPPOWorkload(PPOWorkload):
     sequence_length: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class SACWorkload(Workload):
+    """Soft actor-critic: ReLU networks, Adam, nothing clipped, a learned temperature."""
+
+    algorithm: ClassVar[str] = "sac"
+    updates_per_step: int = 1
+    learning_starts: int = 1_000
+    buffer_size: int = 100_000
+    tau: float = 0.005
+    num_critics: int = 2
+    policy_delay: int = 1
+    env_id: str = "Pendulum-v1"
+    obs_dim: int = 3
+    num_actions: int = 1
+    learning_rate: float = 3e-4
+    max_grad_norm: float | None = None
+    warm_up: int = 1_200
+
+    @property
+    def cycle(self) -> tuple[int, int]:
+        """A step and the updates after it."""
+        return 1, self.updates_per_step
+
+    @property
+    def warm_up_updates(self) -> int:
+        """Gradient steps before the clock starts; none are owed for the random play."""
+        return self.updates_in(self.warm_up - self.learning_starts)
+
+    @property
+    def target_critics(self) -> int:
+        """Critics that a target comes from."""
+        return self.num_critics
+
+    @property
+    def critic_outputs(self) -> int:
+        """Numbers each critic gives."""
+        return 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TQCWorkload(SACWorkload):
+    """The same with quantiles of the return, of which the highest are left out of targets."""
+
+    algorithm: ClassVar[str] = "tqc"
+    num_quantiles: int
+    dropped_quantiles: int
+
+    @property
+    def critic_outputs(self) -> int:
+        """Numbers each critic gives."""
+        return self.num_quantiles
+
+
+@dataclass(frozen=True, kw_only=True)
+class REDQWorkload(SACWorkload):
+    """SAC with many critics, of which a random few make a target; the actor follows their mean."""
+
+    algorithm: ClassVar[str] = "redq"
+    subset_size: int
+
+    @property
+    def target_critics(self) -> int:
+        """Critics that a target comes from."""
+        return self.subset_size
+
+
 W1 = DQNWorkload(
     name="W1",
     title="DQN, net 256-256, batch 128, an update every 4 steps",
@@ -201,6 +268,34 @@ W2 = QRDQNWorkload(
     num_quantiles=51,
     timed=10_000,
 )
+W3 = SACWorkload(
+    name="W3",
+    title="SAC on Pendulum, net 256-256, batch 256, an update every step",
+    hidden=(256, 256),
+    batch_size=256,
+    timed=1_500,
+)
+W4 = TQCWorkload(
+    name="W4",
+    title="TQC on Pendulum, 2 critics x 25 quantiles, net 256-256, batch 256, an update every step",
+    hidden=(256, 256),
+    batch_size=256,
+    num_quantiles=25,
+    dropped_quantiles=2,
+    timed=1_500,
+)
+W5 = REDQWorkload(
+    name="W5",
+    title="REDQ on Pendulum, 10 critics, net 256-256, batch 256, 20 updates every step",
+    hidden=(256, 256),
+    batch_size=256,
+    updates_per_step=20,
+    num_critics=10,
+    subset_size=2,
+    policy_delay=20,
+    warm_up=1_010,
+    timed=50,
+)
 W6 = DRQNWorkload(
     name="W6",
     title="DRQN, LSTM 128, batch of 32 sequences of 16, an update every 4 steps",
@@ -231,10 +326,19 @@ W9 = RecurrentPPOWorkload(
     warm_up=2 * 1024,
     timed=20 * 1024,
 )
-WORKLOADS: dict[str, Workload] = {w.name: w for w in (W1, W1B, W1S, W2, W6, W8, W9)}
+WORKLOADS: dict[str, Workload] = {w.name: w for w in (W1, W1B, W1S, W2, W3, W4, W5, W6, W8, W9)}
 _KINDS: dict[str, type[Workload]] = {
     kind.algorithm: kind
-    for kind in (DQNWorkload, QRDQNWorkload, DRQNWorkload, PPOWorkload, RecurrentPPOWorkload)
+    for kind in (
+        DQNWorkload,
+        QRDQNWorkload,
+        SACWorkload,
+        TQCWorkload,
+        REDQWorkload,
+        DRQNWorkload,
+        PPOWorkload,
+        RecurrentPPOWorkload,
+    )
 }
 
 

@@ -7,7 +7,8 @@ side, and lets the online network choose the next action, which is one more forw
 has Adam's default epsilon of 1e-8. The evaluation after each of PPO's rollouts cannot be switched
 off by a setting and is replaced by nothing; the log row per rollout stays. What is said of DQN
 holds for DRQN, and of PPO for recurrent PPO. Both have no activation before the LSTM, which
-they call once per step of a sequence; 16 steps are recurrent PPO's default.
+they call once per step of a sequence; 16 steps are recurrent PPO's default. Its SAC, TQC and REDQ
+have a fixed temperature; REDQ's actor steps at every update.
 """
 
 from __future__ import annotations
@@ -22,15 +23,26 @@ from benchmarks.workloads import (
     PPOWorkload,
     QRDQNWorkload,
     RecurrentPPOWorkload,
+    REDQWorkload,
+    SACWorkload,
+    TQCWorkload,
     Workload,
 )
 
 
-def learn(algorithm: Any, w: Workload, probe: Probe, algo_kwargs: dict[str, Any]) -> None:
+def learn(
+    algorithm: Any,
+    w: Workload,
+    probe: Probe,
+    algo_kwargs: dict[str, Any],
+    *,
+    count_optimizers: bool = True,
+) -> None:
     """Train without checkpoints; its evaluation at the end is never reached."""
     from axiomrl import TrainConfig
 
-    probe.count_torch_optimizers()
+    if count_optimizers:
+        probe.count_torch_optimizers()
     config = TrainConfig(
         algo=w.algorithm,
         env_id=w.env_id,
@@ -79,6 +91,60 @@ def qr_dqn(w: QRDQNWorkload, probe: Probe) -> None:
     from axiomrl.experimental import QRDQN
 
     learn_dqn(QRDQN, w, probe, num_quantiles=w.num_quantiles)
+
+
+def learn_sac(algorithm: Any, update_class: Any, w: SACWorkload, probe: Probe, **own: Any) -> None:
+    """Train SAC or a relative; each update steps several optimisers."""
+    update_class.update = probe.counting(update_class.update)
+    algo_kwargs = {
+        "buffer_capacity": w.buffer_size,
+        "batch_size": w.batch_size,
+        "learning_starts": w.learning_starts,
+        "train_frequency": 1,
+        "tau": w.tau,
+        **own,
+    }
+    learn(algorithm, w, probe, algo_kwargs, count_optimizers=False)
+
+
+def sac(w: SACWorkload, probe: Probe) -> None:
+    """SAC; its two critics are built in."""
+    from axiomrl import SAC
+    from axiomrl.algorithms import sac as updates
+
+    learn_sac(SAC, updates.SAC, w, probe)
+
+
+def tqc(w: TQCWorkload, probe: Probe) -> None:
+    """TQC."""
+    from axiomrl.algorithms import tqc as updates
+    from axiomrl.api.algorithms import TQC
+
+    learn_sac(
+        TQC,
+        updates.TQC,
+        w,
+        probe,
+        num_critics=w.num_critics,
+        num_quantiles=w.num_quantiles,
+        top_quantiles_to_drop_per_net=w.dropped_quantiles,
+    )
+
+
+def redq(w: REDQWorkload, probe: Probe) -> None:
+    """REDQ."""
+    from axiomrl.algorithms import redq as updates
+    from axiomrl.api.algorithms import REDQ
+
+    learn_sac(
+        REDQ,
+        updates.REDQ,
+        w,
+        probe,
+        num_critics=w.num_critics,
+        subset_size=w.subset_size,
+        gradient_updates_per_step=w.updates_per_step,
+    )
 
 
 def recurrent_keys(w: DRQNWorkload | RecurrentPPOWorkload) -> dict[str, Any]:
@@ -139,4 +205,6 @@ def learn_ppo(algorithm: Any, w: PPOWorkload, probe: Probe, **own: Any) -> None:
 if __name__ == "__main__":
     packages = ("axiomrl", "torch", "gymnasium", "numpy")
     q_learning: dict[str, Any] = {"dqn": dqn, "qr_dqn": qr_dqn, "drqn": drqn}
-    main("axiomrl", packages, {**q_learning, "ppo": ppo, "recurrent_ppo": recurrent_ppo})
+    soft: dict[str, Any] = {"sac": sac, "tqc": tqc, "redq": redq}
+    policies: dict[str, Any] = {"ppo": ppo, "recurrent_ppo": recurrent_ppo}
+    main("axiomrl", packages, {**q_learning, **soft, **policies})

@@ -15,6 +15,9 @@ from benchmarks.workloads import (
     PPOWorkload,
     QRDQNWorkload,
     RecurrentPPOWorkload,
+    REDQWorkload,
+    SACWorkload,
+    TQCWorkload,
     Workload,
 )
 
@@ -49,6 +52,8 @@ def _own_settings(w: Workload) -> dict[str, Any]:
         own |= {"core_size": w.core_size, "sequence_length": w.sequence_length}
     if isinstance(w, RecurrentPPOWorkload):
         own["shared_core"] = True
+    if isinstance(w, SACWorkload):
+        return own | _soft_settings(w)
     if isinstance(w, DQNWorkload):
         return own | {
             "buffer_size": w.buffer_size,
@@ -65,6 +70,22 @@ def _own_settings(w: Workload) -> dict[str, Any]:
         "clip_range": w.clip_range,
         "value_coef": w.value_coef,
         "optimizer_eps": w.adam_eps,
+    }
+
+
+def _soft_settings(w: SACWorkload) -> dict[str, Any]:
+    own: dict[str, Any] = {}
+    if isinstance(w, TQCWorkload):
+        own = {"num_quantiles": w.num_quantiles, "dropped_quantiles": w.dropped_quantiles}
+    if isinstance(w, REDQWorkload):
+        own = {"subset_size": w.subset_size}
+    return own | {
+        "buffer_size": w.buffer_size,
+        "learning_starts": w.learning_starts,
+        "replay_ratio": w.updates_per_step,
+        "tau": w.tau,
+        "num_critics": w.num_critics,
+        "policy_delay": w.policy_delay,
     }
 
 
@@ -88,5 +109,6 @@ def learn(workload: Workload, probe: Probe) -> None:
 
 
 if __name__ == "__main__":
-    runs = dict.fromkeys(("dqn", "qr_dqn", "drqn", "ppo", "recurrent_ppo"), learn)
+    names = ("dqn", "qr_dqn", "drqn", "sac", "tqc", "redq", "ppo", "recurrent_ppo")
+    runs = dict.fromkeys(names, learn)
     main("ours", ("rl-training", "torch", "gymnasium", "numpy"), runs)

@@ -1,9 +1,11 @@
 """Stable-Baselines3, with sb3-contrib installed beside it.
 
-It wraps every environment in its `Monitor`, as it does by itself. The only other deviations are of
-recurrent PPO: a minibatch is a run of consecutive steps, cut where an episode or an environment
-ends and nowhere else, so that sequences have up to 128 steps and are padded to the longest; and a
-value that shares the policy's LSTM sends no gradient into it. There is no DRQN.
+It wraps every environment in its `Monitor`, as it does by itself. It has no REDQ; SAC with as many
+critics stands in, whose targets come from the lowest of all of them and whose actor follows that
+and steps at every update. The only other deviations are of recurrent PPO: a minibatch is a run of
+consecutive steps, cut where an episode or an environment ends and nowhere else, so that sequences
+have up to 128 steps and are padded to the longest; and a value that shares the policy's LSTM sends
+no gradient into it. There is no DRQN.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from benchmarks.workloads import (
     PPOWorkload,
     QRDQNWorkload,
     RecurrentPPOWorkload,
+    SACWorkload,
+    TQCWorkload,
     Workload,
 )
 
@@ -95,6 +99,51 @@ def qr_dqn(w: QRDQNWorkload, probe: Probe) -> None:
     learn_dqn(QRDQN, w, probe, n_quantiles=w.num_quantiles, optimizer_class=Adam)
 
 
+def sac_keys(w: SACWorkload) -> dict[str, Any]:
+    """Arguments of SAC that SBX takes too; ReLU and a learned temperature are built in."""
+    return {
+        "learning_rate": w.learning_rate,
+        "buffer_size": w.buffer_size,
+        "learning_starts": w.learning_starts,
+        "batch_size": w.batch_size,
+        "tau": w.tau,
+        "gamma": w.gamma,
+        "train_freq": 1,
+        "gradient_steps": w.updates_per_step,
+        "policy_kwargs": {"net_arch": list(w.hidden), "n_critics": w.num_critics},
+        "device": "cpu",
+        "seed": 0,
+    }
+
+
+def tqc_keys(w: TQCWorkload) -> dict[str, Any]:
+    """Arguments of TQC that SBX takes too."""
+    keys = sac_keys(w)
+    keys["policy_kwargs"]["n_quantiles"] = w.num_quantiles
+    return keys | {"top_quantiles_to_drop_per_net": w.dropped_quantiles}
+
+
+def learn_sac(algorithm: Any, w: SACWorkload, probe: Probe, keys: dict[str, Any]) -> None:
+    """Train SAC or a relative; a call of `train` makes all updates of a step."""
+    model = algorithm("MlpPolicy", environments(w), **keys)
+    model.train = probe.counting(model.train, w.updates_per_step)
+    model.learn(w.budget)
+
+
+def sac(w: SACWorkload, probe: Probe) -> None:
+    """SAC, also in place of REDQ."""
+    from stable_baselines3 import SAC
+
+    learn_sac(SAC, w, probe, sac_keys(w))
+
+
+def tqc(w: TQCWorkload, probe: Probe) -> None:
+    """TQC of sb3-contrib."""
+    from sb3_contrib import TQC
+
+    learn_sac(TQC, w, probe, tqc_keys(w))
+
+
 def ppo(w: PPOWorkload, probe: Probe) -> None:
     """PPO."""
     from stable_baselines3 import PPO
@@ -131,6 +180,9 @@ if __name__ == "__main__":
     runs: dict[str, Any] = {
         "dqn": dqn,
         "qr_dqn": qr_dqn,
+        "sac": sac,
+        "tqc": tqc,
+        "redq": sac,
         "ppo": ppo,
         "recurrent_ppo": recurrent_ppo,
     }

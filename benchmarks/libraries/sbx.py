@@ -3,16 +3,24 @@
 Deviations: its DQN has no gradient clipping of its own, so it gets an optimiser with it; its
 networks are initialised otherwise; PPO clips the gradients of policy and value separately. Like SB3
 it wraps every environment in `Monitor`. Compilation is start-up: it is over when the clock starts.
-It offers no QR-DQN and nothing recurrent.
+It offers no QR-DQN and nothing recurrent. It has no REDQ either; SAC with as many critics stands
+in, whose targets come from the lowest of all of them and whose actor follows that.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.libraries.sb3 import dqn_keys, environments, ppo_keys
+from benchmarks.libraries.sb3 import (
+    dqn_keys,
+    environments,
+    learn_sac,
+    ppo_keys,
+    sac_keys,
+    tqc_keys,
+)
 from benchmarks.probe import NotOffered, Probe, main
-from benchmarks.workloads import DQNWorkload, PPOWorkload
+from benchmarks.workloads import DQNWorkload, PPOWorkload, SACWorkload, TQCWorkload
 
 
 def dqn(w: DQNWorkload, probe: Probe) -> None:
@@ -34,6 +42,24 @@ def dqn(w: DQNWorkload, probe: Probe) -> None:
     model.learn(w.budget)
 
 
+def sac(w: SACWorkload, probe: Probe) -> None:
+    """SAC, also in place of REDQ; `train` waits for the losses."""
+    from sbx import SAC
+
+    learn_sac(SAC, w, probe, sac_keys(w) | {"policy_delay": w.policy_delay})
+
+
+def tqc(w: TQCWorkload, probe: Probe) -> None:
+    """TQC; its two critics are built in."""
+    from sbx import TQC
+
+    if w.num_critics != 2:
+        raise NotOffered(f"SBX's TQC has two critics, the workload {w.num_critics}")
+    keys = tqc_keys(w)
+    del keys["policy_kwargs"]["n_critics"]
+    learn_sac(TQC, w, probe, keys)
+
+
 def ppo(w: PPOWorkload, probe: Probe) -> None:
     """PPO; the loop waits for every gradient step's ratio before it makes the next one."""
     from sbx import PPO
@@ -45,4 +71,5 @@ def ppo(w: PPOWorkload, probe: Probe) -> None:
 
 if __name__ == "__main__":
     packages = ("sbx-rl", "stable-baselines3", "jax", "flax", "optax", "gymnasium", "numpy")
-    main("sbx", packages, {"dqn": dqn, "ppo": ppo})
+    soft = {"sac": sac, "tqc": tqc, "redq": sac}
+    main("sbx", packages, {"dqn": dqn, "ppo": ppo, **soft})

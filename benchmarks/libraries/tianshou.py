@@ -10,7 +10,8 @@ Its DRQN is its DQN with its recurrent network, without an activation before the
 that stacks observations. A sequence starts from zeros and ends with the drawn transition, the only
 one that is learned from; where an episode is shorter, its first observation is repeated. The search
 for NaNs stacks everything stored, states too, and is most of its time: that grows with the buffer.
-It has no recurrent PPO.
+It has no recurrent PPO and no TQC. The critics of its SAC are two networks; its REDQ averages the
+loss over the critics and asks all target critics before it takes a subset of their values.
 """
 
 from __future__ import annotations
@@ -18,15 +19,26 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.probe import NotOffered, Probe, main
-from benchmarks.workloads import DQNWorkload, DRQNWorkload, PPOWorkload, QRDQNWorkload, Workload
+from benchmarks.workloads import (
+    DQNWorkload,
+    DRQNWorkload,
+    PPOWorkload,
+    QRDQNWorkload,
+    REDQWorkload,
+    SACWorkload,
+    Workload,
+)
 
 
-def parts(w: Workload, probe: Probe) -> tuple[Any, Any, dict[str, Any]]:
+def parts(
+    w: Workload, probe: Probe, *, count_optimizers: bool = True
+) -> tuple[Any, Any, dict[str, Any]]:
     """Synchronous environments, their action space, and what every trainer is told."""
     import gymnasium as gym
     from tianshou.env import DummyVectorEnv
 
-    probe.count_torch_optimizers()
+    if count_optimizers:
+        probe.count_torch_optimizers()
     envs = DummyVectorEnv([lambda: gym.make(w.env_id) for _ in range(w.num_envs)])
     params = {
         "max_epochs": 1,
@@ -97,6 +109,82 @@ def qr_dqn(w: QRDQNWorkload, probe: Probe) -> None:
     learn_dqn(QRDQN, QRDQNPolicy, w, probe, num_quantiles=w.num_quantiles)
 
 
+def soft_critic(w: SACWorkload, **layers: Any) -> Any:
+    """A critic, or with another kind of layer several side by side."""
+    from tianshou.utils.net.common import Net
+    from tianshou.utils.net.continuous import ContinuousCritic
+
+    sizes = {"state_shape": w.obs_dim, "action_shape": w.num_actions, "hidden_sizes": w.hidden}
+    body = Net(**sizes, concat=True, **layers)
+    return ContinuousCritic(preprocess_net=body, flatten_input=not layers, **layers)
+
+
+def learn_sac(
+    algorithm_class: Any, policy_class: Any, w: SACWorkload, probe: Probe, **own: Any
+) -> None:
+    """Train SAC or REDQ, with a learned temperature."""
+    from tianshou.algorithm.modelfree.sac import AutoAlpha
+    from tianshou.algorithm.optim import AdamOptimizerFactory
+    from tianshou.data import Collector, VectorReplayBuffer
+    from tianshou.trainer import OffPolicyTrainerParams
+    from tianshou.utils.net.common import Net
+    from tianshou.utils.net.continuous import ContinuousActorProbabilistic
+
+    envs, action_space, params = parts(w, probe, count_optimizers=False)
+    actor = ContinuousActorProbabilistic(
+        preprocess_net=Net(state_shape=w.obs_dim, hidden_sizes=w.hidden),
+        action_shape=w.num_actions,
+        unbounded=True,
+        conditioned_sigma=True,
+    )
+    adam = AdamOptimizerFactory(lr=w.learning_rate)
+    algorithm = algorithm_class(
+        policy=policy_class(actor=actor, action_space=action_space),
+        policy_optim=adam,
+        critic_optim=adam,
+        tau=w.tau,
+        gamma=w.gamma,
+        alpha=AutoAlpha(-float(w.num_actions), 0.0, adam),
+        **own,
+    )
+    algorithm._update_with_batch = probe.counting(algorithm._update_with_batch)
+    collector = Collector(algorithm, envs, VectorReplayBuffer(w.buffer_size, w.num_envs))
+    collector.reset()
+    collector.collect(n_step=w.learning_starts, random=True)
+    params["update_step_num_gradient_steps_per_sample"] = w.updates_per_step
+    algorithm.run_training(OffPolicyTrainerParams(training_collector=collector, **params))
+
+
+def sac(w: SACWorkload, probe: Probe) -> None:
+    """SAC."""
+    from tianshou.algorithm import SAC
+    from tianshou.algorithm.modelfree.sac import SACPolicy
+
+    critics = {"critic": soft_critic(w), "critic2": soft_critic(w)}
+    learn_sac(SAC, SACPolicy, w, probe, **critics)
+
+
+def redq(w: REDQWorkload, probe: Probe) -> None:
+    """REDQ."""
+    from tianshou.algorithm import REDQ
+    from tianshou.algorithm.modelfree.redq import REDQPolicy
+    from tianshou.utils.net.common import EnsembleLinear
+
+    def layer(fan_in: int, fan_out: int) -> Any:
+        return EnsembleLinear(w.num_critics, fan_in, fan_out)
+
+    learn_sac(
+        REDQ,
+        REDQPolicy,
+        w,
+        probe,
+        critic=soft_critic(w, linear_layer=layer),
+        ensemble_size=w.num_critics,
+        subset_size=w.subset_size,
+        actor_delay=w.policy_delay,
+    )
+
+
 def ppo(w: PPOWorkload, probe: Probe) -> None:
     """PPO; values of observations and of their successors are computed after each rollout."""
     from tianshou.algorithm import PPO
@@ -131,4 +219,5 @@ def ppo(w: PPOWorkload, probe: Probe) -> None:
 
 if __name__ == "__main__":
     packages = ("tianshou", "torch", "gymnasium", "numpy")
-    main("tianshou", packages, {"dqn": dqn, "drqn": dqn, "qr_dqn": qr_dqn, "ppo": ppo})
+    q_learning: dict[str, Any] = {"dqn": dqn, "drqn": dqn, "qr_dqn": qr_dqn}
+    main("tianshou", packages, {**q_learning, "sac": sac, "redq": redq, "ppo": ppo})
