@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.parts import update_times
+from benchmarks.parts import ensemble_times, update_times
 from benchmarks.peers import OURS, PEERS, ROOT, Library, interpreter, interpreters
 from benchmarks.pictures import draw_scaling, draw_speeds
 from benchmarks.runner import Record, machine, measure_all, measure_limits, prepare, run_json
@@ -37,7 +37,7 @@ from benchmarks.workloads import WORKLOADS, BenchmarkError, chosen
 from rl_training.experiment.run_metadata import git_state
 
 RESULTS = Path(__file__).parent / "results"
-COMMANDS = ("run", "table", "picture", "scaling", "parts", "threads")
+COMMANDS = ("run", "table", "picture", "scaling", "parts", "threads", "ensemble")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -63,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     for command in (run, scaling, parts):
         command.add_argument("--core", type=int, help="to run on; default: the last one")
     commands.add_parser("threads", help="one thread or several, by width and batch")
+    commands.add_parser("ensemble", help="an update of REDQ by its number of critics")
     for name, text in (("table", "print the README's tables"), ("picture", "draw the picture")):
         command = commands.add_parser(name, help=text)
         command.add_argument("results", type=Path, nargs="?", default=RESULTS / "latest.json")
@@ -190,6 +191,22 @@ def threads() -> int:
     return 0
 
 
+def ensemble() -> int:
+    """Print the milliseconds of an update of REDQ by its number of critics, as a table."""
+    rows = [
+        [
+            f"{row['critics']:g}",
+            f"{row['ms']:.2f}",
+            f"{row['of the first']:.2f}",
+            f"{row['limit']:.0%}",
+        ]
+        for row in ensemble_times((2, 5, 10, 20))
+    ]
+    header = ["critics", "ms per update", "times that of 2", "of the products' limit"]
+    print("\n".join(markdown(header, rows)))
+    return 0
+
+
 def load(path: Path) -> dict[str, Any]:
     """A results file."""
     try:
@@ -216,8 +233,8 @@ def main(arguments: Sequence[str]) -> int:
             (draw_scaling if "series" in results else draw_speeds)(results, path)
             print(f"written: {path}")
             return 0
-        if args.command == "threads":
-            return threads()
+        if args.command in ("threads", "ensemble"):
+            return threads() if args.command == "threads" else ensemble()
         return {"run": run, "scaling": scaling, "parts": parts}[args.command](args)
     except BenchmarkError as error:
         print(error, file=sys.stderr)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.workloads import Workload, from_plain
@@ -49,6 +50,7 @@ def microseconds(workload: Workload) -> dict[str, float]:
     """Time per transition of each part and of the rest, in the second half of a short run."""
     from benchmarks.libraries.ours import train
     from rl_training import Callback
+    from rl_training.algorithms.optimization import Optimizer
 
     clock = Clock()
 
@@ -61,7 +63,9 @@ def microseconds(workload: Workload) -> dict[str, float]:
                 run.buffer, "sample" if hasattr(run.buffer, "sample") else "take", "sampling"
             )
             clock.watch(run.algorithm, "update", "gradient")
-            clock.watch(run.algorithm.optimizer, "step", "optimiser")
+            for part in run.algorithm.parts.values():
+                if isinstance(part, Optimizer):
+                    clock.watch(part, "step", "optimiser")
 
         def on_step(self, run: Any) -> None:
             if not clock.running and run.env_steps >= workload.warm_up:
@@ -120,7 +124,57 @@ def update_times(widths: Sequence[int], batches: Sequence[int]) -> list[dict[str
     return rows
 
 
-def _microseconds(work: Callable[[], None], seconds: float = 0.2) -> float:
+def ensemble_times(counts: Sequence[int], rounds: int = 5) -> list[dict[str, float]]:
+    """Milliseconds of a REDQ update by its number of critics, beside the first and the limit.
+
+    One thread, layers of 256 and a batch of 256 as in W5, the actor's step in one update of twenty.
+    The numbers of critics take turns; the best of the rounds counts.
+    """
+    import numpy as np
+    import torch
+    from threadpoolctl import threadpool_limits
+
+    from benchmarks.limits import gflops, sac_flops
+    from benchmarks.workloads import W5
+    from rl_training.algorithms.redq import REDQ, REDQConfig
+    from rl_training.data.types import Batch, EnvSpec, Moment
+    from rl_training.models.mlp_actor_critics import MLPActorCritics
+    from rl_training.runtime.host_memory import keep_freed_memory
+
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    size = W5.batch_size
+    spec = EnvSpec(env_id="made up", obs_shape=(3,), action_kind="continuous", action_dim=1)
+    batch = Batch(
+        obs=torch.randn(size, 3),
+        action=torch.rand(size, 1) * 2 - 1,
+        reward=torch.ones(size),
+        next_obs=torch.randn(size, 3),
+        discount=torch.full((size,), 0.99),
+        weight=torch.ones(size),
+        slots=np.arange(size),
+    )
+    agents = {}
+    for count in counts:
+        hyper = REDQConfig(num_critics=count)
+        agents[count] = REDQ(MLPActorCritics.build(spec, hyper), hyper, spec)
+    best, peak = dict.fromkeys(counts, float("inf")), 0.0
+    with threadpool_limits(1, user_api="blas"):
+        for _ in range(rounds):
+            peak = max(peak, gflops(W5))
+            for count, agent in agents.items():
+                took = _microseconds(lambda redq=agent: redq.update(batch, Moment(0, 1)), 2.0)
+                best[count] = min(best[count], took)
+    rows = []
+    for count in counts:
+        w = replace(W5, num_critics=count, updates_per_step=1)
+        products = 1e6 * sac_flops(w) / (peak * 1e9)
+        shares = {"of the first": best[count] / best[counts[0]], "limit": products / best[count]}
+        rows.append({"critics": count, "ms": best[count] / 1e3, **shares})
+    return rows
+
+
+def _microseconds(work: Callable[[], Any], seconds: float = 0.2) -> float:
     for _ in range(3):
         work()
     start, count = time.perf_counter(), 0

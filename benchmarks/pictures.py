@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import LIBRARIES
-from benchmarks.summary import Results, Row, rate, summarise
+from benchmarks.runner import shown_rate
+from benchmarks.summary import Results, Row, environments, rate, summarise
 from benchmarks.workloads import WORKLOADS, BenchmarkError, from_plain
 
 OURS_COLOUR, PEER_COLOUR, TEXT = "#0b6e4f", "#b8c0c8", "#333333"
@@ -45,7 +46,7 @@ def draw_speeds(results: Results, path: Path) -> None:
         title = from_plain(results["workloads"][name]).title
         axes.set_title(f"{name}  {title}", loc="left", x=-0.28, fontsize=8.5)
     figure.suptitle(
-        "CartPole-v1 transitions per second, one core; longer is faster",
+        f"{environments(results)}: transitions per second, one core; longer is faster",
         x=0.01,
         ha="left",
         fontweight="bold",
@@ -61,7 +62,7 @@ def _bars(axes: Any, rows: Sequence[Row]) -> None:
         ours = row.library == "ours"
         axes.barh(place, row.rate.median, 0.68, color=OURS_COLOUR if ours else PEER_COLOUR)
         axes.hlines(place, row.rate.low, row.rate.high, color=TEXT, linewidth=1)
-        label = f"{row.rate.median:,.0f}"
+        label = f"{shown_rate(row.rate.median)}"
         if row.ratio is not None:
             label += f"   ours is {row.ratio.median:.2f}x"
         axes.annotate(

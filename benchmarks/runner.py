@@ -139,12 +139,17 @@ def _attempt(library: Library, workload: Workload, python: Path | BenchmarkError
         return {"library": library.name, "workload": workload.name, "error": str(error)}
 
 
+def shown_rate(rate: float) -> str:
+    """A rate, with two digits at least."""
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
+
+
 def _told(record: Record) -> str:
     if "error" in record:
         return f"failed: {record['error']}"
     if record.get("unsupported"):
         return "not offered"
-    return f"{record['transitions'] / record['wall_s']:10,.0f} /s"
+    return f"{shown_rate(record['transitions'] / record['wall_s']):>10} /s"
 
 
 def measure_limits(workloads: Sequence[Workload]) -> Record:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from benchmarks.limits import limit_rate
 from benchmarks.peers import LIBRARIES
-from benchmarks.runner import BUSY
+from benchmarks.runner import BUSY, shown_rate
 from benchmarks.workloads import from_plain
 
 Results = Mapping[str, Any]
@@ -139,7 +139,7 @@ def console_table(results: Results, workload: str) -> Table:
     for row in rows:
         table.add_row(
             LIBRARIES[row.library].title,
-            f"{row.rate.median:,.0f}",
+            f"{shown_rate(row.rate.median)}",
             times(row.ratio),
             times(row.cpu_ratio),
             f"{row.start_s:.1f} s",
@@ -154,6 +154,11 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """The lines of a table."""
     lines = [header, ["---"] * len(header), *rows]
     return [f"| {' | '.join(cells)} |" for cells in lines]
+
+
+def environments(results: Results) -> str:
+    """The environments of the workloads."""
+    return ", ".join(dict.fromkeys(w["env_id"] for w in results["workloads"].values()))
 
 
 def markdown_tables(results: Results) -> str:
@@ -173,7 +178,7 @@ def markdown_tables(results: Results) -> str:
     rounds = " to ".join(map(str, sorted({min(counts, default=0), max(counts, default=0)})))
     return "\n".join(
         [
-            *markdown(["CartPole-v1, transitions per second", *titles], speeds),
+            *markdown([f"{environments(results)}, transitions per second", *titles], speeds),
             "",
             *markdown(["start to the first update, peak memory", *titles], costs),
             "",
@@ -215,9 +220,9 @@ def _speed(row: Row | None) -> str:
     if row is None:
         return "failed or not offered"
     if row.ratio is None:
-        return f"{row.rate.median:,.0f}"
+        return f"{shown_rate(row.rate.median)}"
     ratio = f"**{row.ratio.median:.2f}x** ({row.ratio.low:.2f} to {row.ratio.high:.2f})"
-    return f"{row.rate.median:,.0f}, {ratio}"
+    return f"{shown_rate(row.rate.median)}, {ratio}"
 
 
 def _cost(row: Row | None) -> str:

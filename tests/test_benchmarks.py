@@ -23,6 +23,7 @@ from benchmarks.limits import (
     ppo_flops,
     product,
     recurrent_ppo_flops,
+    sac_flops,
     weights,
 )
 from benchmarks.parts import PARTS
@@ -37,6 +38,9 @@ from benchmarks.workloads import (
     W1,
     W1B,
     W2,
+    W3,
+    W4,
+    W5,
     W6,
     W8,
     W9,
@@ -99,6 +103,8 @@ def results() -> dict[str, Any]:
         (W1, (4, 1), 250, 2500),
         (W1B, (1, 1), 1000, 10_000),
         (W2, (4, 1), 250, 2500),
+        (W3, (1, 1), 200, 1500),
+        (W5, (1, 20), 200, 1000),
         (W6, (4, 1), 250, 500),
         (W8, (1024, 16), 32, 960),
         (W9, (1024, 16), 32, 320),
@@ -157,6 +163,20 @@ def test_matrix_products_of_recurrent_networks_are_those_counted_by_hand() -> No
     assert drqn_flops(W6) == 2 * 131_840 + 2 * 32 * (65 * 131_840 - 16 * 512) / 4
     # 4 x 64, then 4 x 128 x (64 + 128), then 128 x 2 and 128 x 1: 98,944.
     assert recurrent_ppo_flops(W9) == 2 * 98_944 + 8 * (3 * 98_944 - 256)
+
+
+def test_matrix_products_of_actors_and_critics_are_those_counted_by_hand() -> None:
+    # Actor 3 x 256 + 256 x 256 + 256 x 2 = 66,816; a critic 4 x 256 + 256 x 256 + 256 = 66,816, of
+    # them 1,024 in the first layer and 768 of these for the observation.
+    critics_step = 66_816 + 2 * 66_816 + 2 * (3 * 66_816 - 1_024)
+    actor_step = 3 * 66_816 - 768 + 2 * (2 * 66_816 - 768)
+    assert sac_flops(W3) == 2 * 66_816 + 512 * (critics_step + actor_step)
+    # Ten critics, of which targets ask two, and the actor once in the twenty updates of a step.
+    critics_step = 66_816 + 2 * 66_816 + 10 * (3 * 66_816 - 1_024)
+    actor_step = 3 * 66_816 - 768 + 10 * (2 * 66_816 - 768)
+    assert sac_flops(W5) == 2 * 66_816 + 512 * (20 * critics_step + actor_step)
+    # 25 quantiles in place of one number: 24 x 256 weights more.
+    assert sac_flops(W4) - sac_flops(W3) == 512 * (2 + 6 + 4) * 24 * 256
 
 
 def test_the_peak_is_measured_on_the_largest_product() -> None:

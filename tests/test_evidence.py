@@ -119,6 +119,26 @@ def test_a_card_holds_every_seed_and_all_it_takes_to_run_them_again(
     assert not [word for word in (str(folder), platform.node(), "elsewhere") if word in text]
 
 
+WEIGHS = """
+from rl_training import Callback
+
+
+class Weighs(Callback):
+    def on_evaluation(self, run, evaluation):
+        run.log("eval/weight", 2 * run.env_steps)
+        run.log("weighed", 1)
+"""
+
+
+def test_what_a_callback_logs_with_evaluations_is_in_the_card(
+    folder: Path, commands: list[str]
+) -> None:
+    (folder / "weighs.py").write_text(WEIGHS)
+    card = make("--seeds", "0", "--set", "callbacks=[weighs:Weighs]")
+    expected = {"weight": {"steps": [20, 40, 60], "values": [40.0, 80.0, 120.0]}}
+    assert card.seeds[0].to_plain()["measured"] == expected
+
+
 # Seeds that are kept, resumed, discarded
 
 

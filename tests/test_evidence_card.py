@@ -25,7 +25,13 @@ from rl_training.experiment.evidence_card import (
     read_cards,
     write_card,
 )
-from rl_training.experiment.evidence_picture import _draw_curves, draw_card, is_drawn
+from rl_training.experiment.evidence_picture import (
+    BIAS,
+    _draw_curves,
+    curve_of,
+    draw_card,
+    is_drawn,
+)
 from rl_training.experiment.evidence_record import figures_of, recorded
 from rl_training.experiment.evidence_reproduction import compare
 from rl_training.experiment.registry import resolve_config
@@ -397,3 +403,23 @@ def test_the_generator_notices_edited_cards_and_old_pictures(
     path.write_text(path.read_text().replace('"iqm": 2.0', '"iqm": 3.0'))
     with pytest.raises(SystemExit, match="was changed after it was written"):
         generate.evidence_cards(tmp_path)
+
+
+def test_what_callbacks_measured_is_kept_and_drawn_below_the_returns(tmp_path: Path) -> None:
+    card = make_card([1.0, 2.0])
+    assert all(seed.measured == {} for seed in card.seeds)
+    draw_card(card, tmp_path / "plain.png")
+    seeds = [
+        record.to_plain() | {"measured": {BIAS: {"steps": [500, 1000], "values": [1.5, offset]}}}
+        for record, offset in zip(card.seeds, (0.25, -0.5), strict=True)
+    ]
+    measured = Card(**(card.to_plain() | {"seeds": seeds})).sealed()
+    write_card(tmp_path / "card.json", measured)
+    assert read_card(tmp_path / "card.json") == measured
+    assert [curve_of(seed, BIAS) for seed in measured.seeds] == [
+        {500: 1.5, 1000: 0.25},
+        {500: 1.5, 1000: -0.5},
+    ]
+    draw_card(measured, tmp_path / "measured.png")
+    assert is_drawn(measured, tmp_path / "measured.png")
+    assert (tmp_path / "measured.png").stat().st_size > (tmp_path / "plain.png").stat().st_size

@@ -41,18 +41,26 @@ FIGURES = {
     ("qr_dqn", "tensors"): (Counts(137, 0, 170), Counts(0, 10, 57), Counts(0, 0, 18)),
     ("c51", "arrays"): (Counts(1, 74, 112), Counts(0, 14, 55), Counts(0, 0, 18)),
     ("c51", "tensors"): (Counts(107, 0, 148), Counts(0, 14, 55), Counts(0, 0, 18)),
+    ("sac", "arrays"): (Counts(9, 94, 230), Counts(0, 31, 56), Counts(0, 0, 18)),
+    ("sac", "tensors"): (Counts(208, 0, 278), Counts(0, 31, 56), Counts(0, 0, 18)),
+    ("tqc", "arrays"): (Counts(9, 81, 494), Counts(0, 31, 56), Counts(0, 0, 18)),
+    ("tqc", "tensors"): (Counts(768, 0, 654), Counts(0, 31, 56), Counts(0, 0, 18)),
+    ("redq", "arrays"): (Counts(6, 46, 130), Counts(0, 31, 56), Counts(0, 0, 18)),
+    ("redq", "tensors"): (Counts(107, 0, 161), Counts(0, 31, 56), Counts(0, 0, 18)),
     ("ppo", "arrays"): (Counts(5.5, 111.125, 142.875), Counts(0, 9, 58), Counts(0, 0, 0)),
     ("ppo", "tensors"): (Counts(155.5, 0, 173.375), Counts(0, 9, 58), Counts(0, 0, 0)),
 }
 STEPS = ("gradient step", "vector step", "sampling")
 SLACK = 0.95
 ROUNDS = 10  # the least of so many: a step that ends an episode calls more
+SOFT_ALGORITHMS = ("sac", "tqc", "redq")
 VALUE_BASED: dict[str, Any] = {"hidden_sizes": [64, 64], "epsilon": 0.0, "learning_starts": 20}
 SETTINGS: dict[str, dict[str, Any]] = {
     "dqn": VALUE_BASED,
     "qr_dqn": VALUE_BASED | {"num_quantiles": 51},
     "c51": VALUE_BASED | {"num_atoms": 51},
     "ppo": {"hidden_sizes": [64, 64], "num_steps": 128, "batch_size": 64},
+    **{key: {"hidden_sizes": [64, 64], "learning_starts": 20} for key in SOFT_ALGORITHMS},
 }
 
 
@@ -179,7 +187,7 @@ def test_no_more_operators_than_before(algo: str, way: str, tmp_path: Path) -> N
     counting = Counting(way == "arrays")
     config = TrainConfig(
         algo=algo,
-        env_id="CartPole-v1",
+        env_id="Pendulum-v1" if algo in SOFT_ALGORITHMS else "CartPole-v1",
         output_dir=str(tmp_path),
         total_timesteps=1000,
         eval_interval=0,

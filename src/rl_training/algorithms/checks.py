@@ -27,24 +27,37 @@ def check_actor_critic(model: nn.Module, spec: EnvSpec) -> None:
     _check_log_std(model, spec)
 
 
-@torch.no_grad()
-def check_actor_and_critics(model: Any, spec: EnvSpec, num_critics: int, outputs: int) -> None:
-    """Refuse a network without a fitting `actor(obs)` and `critics(obs, action)`."""
+def check_actor_and_critics(model: Any, spec: EnvSpec, hyper: Any) -> None:
+    """Refuse a network without a fitting `actor(obs)` and `critics(obs, action)`.
+
+    Where targets come from a subset of the critics, `critics(obs, action, members)` gives theirs.
+    """
     for name in ("actor", "critics"):
         if not isinstance(getattr(model, name, None), nn.Module):
             raise ConfigError(f"network: expected a module named {name}, found none")
     _check_output(model.actor, model.actor, "network.actor", spec, (2 * spec.action_dim,))
-    device = _expect_parameters(model.critics)[0].device
-    model.critics.eval()
-    inputs = (torch.zeros(1, size, device=device) for size in (spec.obs_dim, spec.action_dim))
-    expected = (num_critics, 1, outputs)
-    call = f"network.critics(obs (1, {spec.obs_dim}), action (1, {spec.action_dim}))"
+    _check_critics(model.critics, spec, (hyper.num_critics, 1, hyper.critic_outputs))
+    if subset := getattr(hyper, "subset_size", 0):
+        _check_critics(model.critics, spec, (subset, 1, hyper.critic_outputs), torch.arange(subset))
+
+
+@torch.no_grad()
+def _check_critics(
+    critics: nn.Module, spec: EnvSpec, expected: tuple[int, ...], members: Tensor | None = None
+) -> None:
+    device = _expect_parameters(critics)[0].device
+    critics.eval()
+    inputs = [torch.zeros(1, size, device=device) for size in (spec.obs_dim, spec.action_dim)]
+    call = f"network.critics(obs (1, {spec.obs_dim}), action (1, {spec.action_dim})"
+    if members is not None:
+        inputs.append(members.to(device))
+        call += f", members {members.tolist()}"
     try:
-        found = tuple(model.critics(*inputs).shape)
+        found = tuple(critics(*inputs).shape)
     except Exception as error:
-        raise ConfigError(f"{call}: expected {expected}, but it raised: {error}") from error
+        raise ConfigError(f"{call}): expected {expected}, but it raised: {error}") from error
     if found != expected:
-        raise ConfigError(f"{call}: expected (critics, batch, outputs) {expected}, found {found}")
+        raise ConfigError(f"{call}): expected (critics, batch, outputs) {expected}, found {found}")
 
 
 def _check_log_std(model: nn.Module, spec: EnvSpec) -> None:

@@ -62,7 +62,7 @@ class SoftActorCritic(SoftActing):
         super().__init__(device)
         self.hyper = hyper
         self.model = model.to(self.device)
-        check_actor_and_critics(self.model, spec, hyper.num_critics, hyper.critic_outputs)
+        check_actor_and_critics(self.model, spec, hyper)
         self.actor, self.critics = self.model.actor, self.model.critics
         limits: dict[str, Any] = {"eps": hyper.optimizer_eps, "max_grad_norm": hyper.max_grad_norm}
         self.actor_optimizer = Optimizer(self.actor, **limits)
@@ -144,7 +144,8 @@ class SoftActorCritic(SoftActing):
     ) -> Array:
         """Leave the gradient of the critics' loss in their parameters; gives `CRITIC_METRICS`."""
         policy = squashed_sample(self.actor(batch.next_obs), noise)
-        following = self.target.module(batch.next_obs, policy.action, members)
+        chosen = () if members is None else (members,)
+        following = self.target.module(batch.next_obs, policy.action, *chosen)
         output, pull_back = self.critic_vjp(batch.obs, batch.action)
         result = self.critic_loss(output, following, alpha * policy.log_prob, batch)
         pull_back(result.gradient)

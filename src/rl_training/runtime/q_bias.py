@@ -76,7 +76,8 @@ class QBias(Callback):
         finally:
             restore_global_generators(generators)
         values = bias_of(episodes, run.hyper.gamma, states=self.states, horizon=self.horizon)
-        run.metrics_log.write(run.env_steps, {f"eval/{name}": v for name, v in values.items()})
+        for name, value in values.items():
+            run.log(f"eval/{name}", value)
 
     def on_end(self, run: TrainingRun, result: TrainResult) -> None:  # noqa: ARG002
         """Close the environments."""

@@ -90,7 +90,7 @@ class TrainingRun:
         return self.speed.measure(self.env_steps)
 
     def log(self, name: str, value: float) -> None:
-        """Write a value of one's own with the next log row."""
+        """Write a value of one's own with the next log row; `eval/...` with the evaluation."""
         self.extra_values[name] = float(value)
 
     def stop(self, reason: str) -> None:
@@ -127,6 +127,9 @@ class TrainingRun:
         )
         for callback in self.callbacks:
             callback.on_evaluation(self, evaluation)
+        if measured := {k: v for k, v in self.extra_values.items() if k.startswith("eval/")}:
+            self.metrics_log.write(self.env_steps, measured)
+            self.extra_values = {k: v for k, v in self.extra_values.items() if k not in measured}
         return evaluation
 
     def save(self, *, episodes_cut: bool = False) -> Path:
