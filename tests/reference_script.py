@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -21,6 +23,8 @@ class ReferenceScriptTests:
     learning_steps: int
     short_steps: int
     learned = 100.0  # a random policy on CartPole lasts about 22 steps
+    smaller: ClassVar[dict[str, Any]] = {}
+    """Hyper-parameters that make the script's agent quick, where its own take minutes."""
 
     @pytest.fixture
     def script(self) -> ModuleType:
@@ -30,6 +34,9 @@ class ReferenceScriptTests:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
+        for name, value in list(vars(module).items()):
+            if self.smaller and name.endswith("Config"):
+                setattr(module, name, partial(value, **self.smaller))
         return module
 
     @pytest.fixture(autouse=True)

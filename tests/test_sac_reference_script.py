@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from reference_script import ReferenceScriptTests
 
 
@@ -10,3 +12,4 @@ class TestSACReferenceScript(ReferenceScriptTests):
     learning_steps = 4_000
     short_steps = 300
     learned = -400.0  # a random policy reaches about -1,200
+    smaller: ClassVar[dict[str, Any]] = {"hidden_sizes": (64, 64), "batch_size": 128}
