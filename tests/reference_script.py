@@ -22,6 +22,7 @@ class ReferenceScriptTests:
     name: str
     learning_steps: int
     short_steps: int
+    few_steps = "300"
     learned = 100.0  # a random policy on CartPole lasts about 22 steps
     smaller: ClassVar[dict[str, Any]] = {}
     """Hyper-parameters that make the script's agent quick, where its own take minutes."""
@@ -62,7 +63,14 @@ class ReferenceScriptTests:
 
     def test_it_runs_from_the_command_line(self) -> None:
         result = subprocess.run(
-            [sys.executable, EXAMPLES / f"{self.name}.py", "--steps", "300", "--seed", "3"],
+            [
+                sys.executable,
+                EXAMPLES / f"{self.name}.py",
+                "--steps",
+                self.few_steps,
+                "--seed",
+                "3",
+            ],
             capture_output=True,
             text=True,
             check=False,

@@ -125,7 +125,7 @@ from rl_training import Callback
 
 class Weighs(Callback):
     def on_evaluation(self, run, evaluation):
-        run.log("eval/weight", 2 * run.env_steps)
+        run.log_evaluation({"weight": 2 * run.env_steps})
         run.log("weighed", 1)
 """
 

@@ -405,10 +405,11 @@ def test_the_generator_notices_edited_cards_and_old_pictures(
         generate.evidence_cards(tmp_path)
 
 
-def test_what_callbacks_measured_is_kept_and_drawn_below_the_returns(tmp_path: Path) -> None:
+def test_what_callbacks_measured_is_kept_and_drawn_below_the_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     card = make_card([1.0, 2.0])
     assert all(seed.measured == {} for seed in card.seeds)
-    draw_card(card, tmp_path / "plain.png")
     seeds = [
         record.to_plain() | {"measured": {BIAS: {"steps": [500, 1000], "values": [1.5, offset]}}}
         for record, offset in zip(card.seeds, (0.25, -0.5), strict=True)
@@ -422,4 +423,15 @@ def test_what_callbacks_measured_is_kept_and_drawn_below_the_returns(tmp_path: P
     ]
     draw_card(measured, tmp_path / "measured.png")
     assert is_drawn(measured, tmp_path / "measured.png")
-    assert (tmp_path / "measured.png").stat().st_size > (tmp_path / "plain.png").stat().st_size
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    for each in (card, measured):
+        draw_card(each, tmp_path / "captured.png")
+    assert [len(figure.axes) for figure in figures] == [1, 2]
+    upper, lower = figures[1].axes
+    assert (upper.get_ylabel(), lower.get_ylabel()) == (
+        "mean evaluation return",
+        "Q bias, in mean returns",
+    )
+    middle = {str(line.get_label()): line.get_xydata().tolist() for line in lower.get_lines()}
+    assert middle["interquartile mean of 2 seeds"] == [[500, 1.5], [1000, -0.125]]

@@ -272,6 +272,7 @@ PENDULUM = {"env_id": "Pendulum-v1"}
         pytest.param(
             "ppo", PENDULUM | {"algo_kwargs": {"network": OwnActorCritic}}, id="own actor-critic"
         ),
+        pytest.param("sac", {"algo_kwargs": {"layer_norm": True}}, id="normalised critics"),
     ],
 )
 def test_a_compiled_run_ends_with_the_parameters_of_an_eager_one(

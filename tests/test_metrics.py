@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl_training.data.metrics import RECENT_UPDATES, Metrics, RecentMetrics
+from rl_training.data.metrics import RECENT_UPDATES, JoinedMetrics, Metrics, RecentMetrics
 
 CPU = torch.device("cpu")
 
@@ -53,3 +53,18 @@ def test_saved_numbers_go_on_where_they_stood() -> None:
     for either in (recent, again):
         either.add(Metrics(("a",), np.array([RECENT_UPDATES], np.float32)))
     assert again.means() == recent.means() == {"a": 50.5}
+
+
+def test_the_parts_of_an_update_are_averaged_each_on_its_own() -> None:
+    """Of four updates two had a second part: the first part's mean is over all four."""
+    recent = RecentMetrics()
+    for number in range(4):
+        first = Metrics(("loss",), torch.tensor([float(number)]))
+        second = Metrics(("other",), torch.tensor([10.0 * number]))
+        joined = JoinedMetrics(first, second)
+        recent.add(joined if number % 2 else first)
+    assert recent.means() == {"loss": 1.5, "other": 20.0}
+    assert dict(joined) == {"loss": torch.tensor(3.0), "other": torch.tensor(30.0)}
+    assert len(joined) == 2
+    with pytest.raises(KeyError):
+        joined["none"]

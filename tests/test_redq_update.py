@@ -53,12 +53,16 @@ def test_one_subset_serves_the_whole_update_and_the_next_has_another() -> None:
 def test_with_two_critics_both_in_the_subset_the_target_is_sacs() -> None:
     settings = {"num_critics": 2, "replay_ratio": 1.0, "subset_size": 2}
     redq, sac = make("redq", **settings), make("sac")
+    for mine, theirs in ((redq.model, sac.model), (redq.target.module, sac.target.module)):
+        mine.load_state_dict(theirs.state_dict())
     assert REDQConfig(**settings).actor_interval == 1
     batch = random_batch()
     found = [agent.update(batch, LEARNING).metrics for agent in (redq, sac)]
     assert float(found[0]["target_q_mean"]) == pytest.approx(float(found[1]["target_q_mean"]))
-    # SAC's loss has a half that REDQ's has not.
+    # SAC's loss has a half that REDQ's has not, and so has its gradient.
     assert float(found[0]["critic_loss"]) == pytest.approx(2 * float(found[1]["critic_loss"]))
+    gradients = [agent.critic_optimizer.flat.grad for agent in (redq, sac)]
+    assert_close(gradients[0], 2 * gradients[1])
 
 
 def test_the_actor_follows_the_mean_of_all_critics() -> None:
@@ -79,11 +83,27 @@ def test_q_values_have_a_column_per_critic() -> None:
     assert isinstance(REDQ(model, hyper, SPEC), REDQ)
 
 
+def test_weights_start_as_the_authors_have_them() -> None:
+    model = make("redq", hidden_sizes=(300, 200)).model
+    for name, parameter in model.named_parameters():
+        if "bias" in name:
+            assert not parameter.any()
+    hidden = model.critics.layers.weight1.detach()  # 300 to 200: within sqrt(6 / 500)
+    bound = (6 / 500) ** 0.5
+    assert float(hidden.abs().max()) == pytest.approx(bound, rel=1e-3)
+    assert float(hidden.std()) == pytest.approx(bound / 3**0.5, rel=0.01)
+    assert float(model.actor.layers.weight1.detach().std()) == pytest.approx(
+        bound / 3**0.5, rel=0.02
+    )
+    assert not torch.equal(hidden[0], hidden[1])
+
+
 def test_defaults_are_the_papers() -> None:
     hyper = REDQConfig()
     assert (hyper.num_critics, hyper.subset_size, hyper.replay_ratio) == (10, 2, 20.0)
     assert (hyper.actor_interval, hyper.learning_starts, hyper.tau) == (20, 5_000, 0.005)
     assert REDQConfig(replay_ratio=5).actor_interval == 5
     assert REDQConfig(replay_ratio=5, policy_delay=2).actor_interval == 2
+    assert [REDQConfig(replay_ratio=r).actor_interval for r in (0.5, 1.5, 2.6)] == [1, 2, 3]
     with pytest.raises(ValueError, match="subset_size must be at most num_critics, 2; found 3"):
         REDQConfig(num_critics=2, subset_size=3)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -15,9 +17,10 @@ from rl_training.errors import ConfigError, IncompatibleEnv
 from rl_training.experiment.checkpointing import find_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import read_metrics
-from rl_training.experiment.registry import train_config
+from rl_training.experiment.registry import get_spec, train_config
 from rl_training.experiment.state_tree import tree_hash
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.compatibility import check_spaces
 from rl_training.runtime.result import TrainingInterrupted
 from rl_training.runtime.sac_trainer import train_sac
 from rl_training.runtime.tqc_trainer import train_tqc
@@ -118,4 +121,51 @@ def test_what_they_do_not_take_is_refused_before_a_run_begins(tmp_path: Path) ->
         assert f"algo_kwargs.{key}" in str(error.value)
     with pytest.raises(ConfigError, match="dropped_quantiles must be less than num_quantiles, 5"):
         train_tqc(tiny_config("tqc", tmp_path, algo_kwargs={"dropped_quantiles": 5}))
+    unbounded = gym.spaces.Box(-np.inf, np.inf, (2,))
+    for algo in ("sac", "tqc", "redq"):
+        with pytest.raises(IncompatibleEnv, match=r"actions; odd has Box.*would work: ppo"):
+            check_spaces(get_spec(algo), "odd", gym.spaces.Box(-1, 1, (3,)), unbounded)
+    check_spaces(get_spec("ppo"), "odd", gym.spaces.Box(-1, 1, (3,)), unbounded)
     assert list(tmp_path.iterdir()) == []
+
+
+class Steady(gym.Env[np.ndarray, np.ndarray]):
+    """A reward of 1 at each step, in the only state; episodes end or are cut after five."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,))
+    action_space = gym.spaces.Box(-1, 1, (1,))
+
+    def __init__(self, *, terminates: bool) -> None:
+        self.terminates = terminates
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed, options=options)
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: np.ndarray) -> Any:
+        self.steps += 1
+        over = self.steps == 5
+        ends = over and self.terminates, over and not self.terminates
+        return np.zeros(1, np.float32), 1.0, *ends, {}
+
+
+@pytest.mark.parametrize(("terminates", "value"), [(False, 2.0), (True, 1 / 0.6)])
+@pytest.mark.parametrize("algo", ["sac", "tqc", "redq"])
+def test_a_cut_episode_bootstraps_and_one_that_ended_does_not(
+    algo: str, terminates: bool, value: float, tmp_path: Path
+) -> None:
+    """Discounted by half, 1 for ever is worth 2; if every fifth step is the last, 1 / 0.6."""
+    hyper = {"gamma": 0.5, "alpha": 0.0, "learning_rate": 0.01, "tau": 0.05, "replay_ratio": 2}
+    if algo == "tqc":  # of errors within 1 a single quantile is the mean
+        hyper |= {"num_quantiles": 1, "dropped_quantiles": 0}
+    config = tiny_config(
+        algo,
+        tmp_path,
+        env_id=partial(Steady, terminates=terminates),
+        eval_interval=0,
+        final_eval_episodes=0,
+        algo_kwargs=hyper | {"batch_size": 128, "learning_starts": 60},
+    )
+    metrics = train_config(config).metrics
+    assert metrics["train/q_value_mean"] == pytest.approx(value, abs=0.07)

@@ -13,6 +13,8 @@ from torch.testing import assert_close
 from rl_training.algorithms.functional.squashed_gaussian import squashed_sample
 from rl_training.algorithms.sac import SACConfig, sac_loss, soft_target
 from rl_training.data.types import Moment
+from rl_training.errors import ConfigError
+from rl_training.models.mlp_actor_critics import MLPActorCritics
 from soft_batches import KINDS, LEARNING, SPEC, make, parameters, random_batch
 
 each_algo = pytest.mark.parametrize("algo", KINDS)
@@ -41,6 +43,28 @@ def test_a_loss_of_shapes_that_would_broadcast_is_refused() -> None:
         sac_loss(torch.zeros(2, 3, 1), torch.zeros(4))
 
 
+def flat_gradient(loss: torch.Tensor, module: torch.nn.Module) -> torch.Tensor:
+    grads = torch.autograd.grad(loss, list(module.parameters()), retain_graph=True)
+    return torch.cat([grad.flatten() for grad in grads])
+
+
+@each_algo
+def test_the_actors_gradient_is_the_automatic_one(algo: str) -> None:
+    """Critics that do not move leave the actor's loss as it was before the update."""
+    agent, batch = make(algo, alpha=0.3, policy_delay=1), random_batch()
+    agent.critic_optimizer.step = lambda _: None  # type: ignore[method-assign]
+    twin = make(algo, alpha=0.3)
+    twin.noise.step(8)
+    policy = squashed_sample(twin.actor(batch.obs), torch.from_numpy(twin.noise.step(8).copy()))
+    values = twin.critics(batch.obs, policy.action)
+    value = values.amin(0)[:, 0] if algo == "sac" else values.mean((0, 2))
+    loss = (0.3 * policy.log_prob - value).mean()
+    result = agent.update(batch, LEARNING)
+    expected = flat_gradient(loss, twin.actor)
+    assert_close(agent.actor_optimizer.flat.grad, expected, rtol=1e-4, atol=1e-6)
+    assert float(result.metrics["actor_loss"]) == pytest.approx(loss.item(), rel=1e-4)
+
+
 def test_an_update_is_its_definition() -> None:
     """One update of SAC from networks, automatic differentiation and Adam's first step."""
     agent, batch, rate = make("sac", alpha=0.3, learning_rate=0.01), random_batch(), 0.01
@@ -59,12 +83,17 @@ def test_an_update_is_its_definition() -> None:
             for p, grad in zip(module.parameters(), grads, strict=True):
                 p -= rate * grad / (grad.abs() + 1e-8)
 
+    critic_grad = flat_gradient(critic_loss, model.critics)
     stepped(critic_loss, model.critics)
     policy = squashed_sample(model.actor(batch.obs), noise[1])
     value = model.critics(batch.obs, policy.action).amin(0)[:, 0]
     actor_loss = (0.3 * policy.log_prob - value).mean()
+    actor_grad = flat_gradient(actor_loss, model.actor)
     stepped(actor_loss, model.actor)
     result = agent.update(batch, LEARNING)
+    # Adam's first step has the same size whatever the gradient's, so that is compared as well.
+    assert_close(agent.critic_optimizer.flat.grad, critic_grad, rtol=1e-4, atol=1e-6)
+    assert_close(agent.actor_optimizer.flat.grad, actor_grad, rtol=1e-2, atol=1e-5)
     assert_close(parameters(agent), parameters(twin), rtol=0, atol=2e-4)
     found = {name: float(x) for name, x in result.metrics.items()}
     assert found["critic_loss"] == pytest.approx(critic_loss.item(), rel=1e-5)
@@ -82,7 +111,9 @@ def test_arrays_and_tensors_give_the_same_update(algo: str) -> None:
     for seed in range(5):
         batch = random_batch(32, seed)
         metrics = [agent.update(batch, LEARNING).metrics for agent in (on_arrays, on_tensors)]
-        assert_close(torch.as_tensor(metrics[0].numbers), metrics[1].numbers, rtol=1e-4, atol=1e-5)
+        assert list(metrics[0]) == list(metrics[1])
+        for name in metrics[0]:
+            assert_close(metrics[0][name], metrics[1][name], rtol=1e-4, atol=1e-5)
     assert_close(parameters(on_arrays), parameters(on_tensors), rtol=0, atol=1e-5)
 
 
@@ -176,3 +207,149 @@ def test_regularised_critics_learn_too(algo: str, options: dict[str, Any]) -> No
     fixed = batch._replace(discount=torch.zeros(32))  # the target is the reward
     losses = [float(agent.update(fixed, LEARNING).metrics["critic_loss"]) for _ in range(150)]
     assert losses[-1] < 0.3 * losses[0]
+
+
+def test_targets_drop_units_too() -> None:
+    """Dropout in the targets, as in DroQ: the same batch has another target each time."""
+    for dropout, differs in ((0.5, True), (0.0, False)):
+        agent = make("sac", alpha=0.0, layer_norm=True, dropout=dropout, tau=1e-12)
+        agent.noise.step = lambda rows: np.zeros((rows, 2), np.float32)  # type: ignore[method-assign]
+        agent.critic_optimizer.step = lambda _: None  # type: ignore[method-assign]
+        agent.actor_optimizer.step = lambda _: None  # type: ignore[method-assign]
+        batch = random_batch(32)
+        targets = {float(agent.update(batch, LEARNING).metrics["target_q_mean"]) for _ in range(4)}
+        assert (len(targets) > 1) == differs
+
+
+def test_regularised_critics_normalise_before_the_activation_and_after_dropout() -> None:
+    hyper = SACConfig(hidden_sizes=(6,), layer_norm=True, dropout=0.5)
+    critics = MLPActorCritics.build(SPEC, hyper).critics
+    obs, action = torch.randn(5, 3), torch.randn(5, 2)
+    first, last = critics.layers
+    with torch.no_grad():
+        critics.scales[0].uniform_(0.5, 2)
+        critics.shifts[0].uniform_(-1, 1)
+        torch.manual_seed(1)
+        x = torch.nn.functional.dropout(first(torch.cat([obs, action], 1)), 0.5)
+        x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, correction=0) + 1e-5).sqrt()
+        expected = last(torch.relu(x * critics.scales[0] + critics.shifts[0]))
+        torch.manual_seed(1)
+        assert_close(critics.train()(obs, action), expected)
+        chosen = torch.tensor([1])
+        assert_close(critics.eval()(obs, action, chosen), critics(obs, action)[1:])
+
+
+def test_target_critics_follow_layer_norms_as_well() -> None:
+    agent = make("sac", layer_norm=True, tau=0.25)
+    before = agent.target.module.scales[0].clone()
+    agent.update(random_batch(), LEARNING)
+    moved = before.lerp(agent.critics.scales[0].detach(), 0.25)
+    assert_close(agent.target.module.scales[0], moved)
+    assert not torch.equal(before, moved)
+
+
+def test_a_tau_of_one_copies_at_every_update() -> None:
+    agent = make("sac", tau=1.0)
+    for _ in range(3):  # at one moment: many updates may belong to a step
+        agent.update(random_batch(), LEARNING)
+        assert torch.equal(agent.target._values, agent.critic_optimizer.flat.detach())
+
+
+def test_gradients_are_held_to_their_norm_each() -> None:
+    agent = make("sac", max_grad_norm=1e-3)
+    agent.update(random_batch(), LEARNING)
+    for optimizer in (agent.actor_optimizer, agent.critic_optimizer):
+        assert float(optimizer.flat.grad.norm()) == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_critics_have_layers_of_their_own() -> None:
+    agent = make("tqc", critic_hidden_sizes=(5, 4, 3), num_quantiles=7)
+    shapes = [tuple(p.shape) for p in agent.critics.parameters() if p.shape[-2] > 1]
+    assert shapes == [(5, 5, 5), (5, 5, 4), (5, 4, 3), (5, 3, 7)]
+    assert [p.shape[0] for p in agent.actor.parameters() if p.ndim == 2] == [16, 16, 4]
+    linear = make("sac", critic_hidden_sizes=())
+    assert [tuple(p.shape) for p in linear.critics.parameters()] == [(2, 5, 1), (2, 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"network": "a:b", "dropout": 0.1, "layer_norm": True}, "layer_norm, dropout would shape"),
+        ({"network": "a:b", "critic_hidden_sizes": (8,)}, "critic_hidden_sizes would shape"),
+        ({"alpha": 0.1, "target_entropy": -1.0}, "no effect beside a fixed alpha, 0.1"),
+        ({"layer_norm": True, "hidden_sizes": ()}, "go into the critics' hidden layers"),
+        ({"alpha": -0.1}, "alpha"),
+    ],
+)
+def test_options_without_effect_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SACConfig(**options)
+
+
+# Networks of the user's own.
+
+
+class Own(torch.nn.Module):
+    """What the package's networks are, without gradients written out."""
+
+    def __init__(self, model: Any, *, members: bool = True) -> None:
+        super().__init__()
+        self.actor = torch.nn.Sequential(Plain(model.actor))
+        self.critics = Plain(model.critics) if members else PlainPair(model.critics)
+
+
+class Plain(torch.nn.Module):
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.inner(*inputs)
+
+
+class PlainPair(Plain):
+    def forward(self, obs: Any, action: Any) -> Any:
+        return self.inner(obs, action)
+
+
+@each_algo
+def test_a_network_of_ones_own_learns_the_same(algo: str) -> None:
+    """Actor and critics differentiated automatically, beside those with gradients written out."""
+    packaged = make(algo, policy_delay=1)
+    kind, _ = KINDS[algo]
+    own = kind(Own(make(algo).model, members=algo == "redq"), packaged.hyper, SPEC, seed=0)
+    assert packaged.learns_on_host
+    assert not own.learns_on_host
+    for seed in range(3):
+        batch = random_batch(32, seed)
+        metrics = [agent.update(batch, LEARNING).metrics for agent in (packaged, own)]
+        for name in metrics[0]:
+            assert float(metrics[0][name]) == pytest.approx(float(metrics[1][name]), rel=1e-3), name
+    assert_close(parameters(packaged), parameters(own), rtol=0, atol=1e-4)
+
+
+class Shared(torch.nn.Module):
+    def __init__(self, *, beside: bool) -> None:
+        super().__init__()
+        model = make("sac").model
+        self.actor, self.critics = model.actor, model.critics
+        if beside:
+            self.encoder = torch.nn.Linear(3, 3)
+        else:
+            self.critics.borrowed = self.actor.layers
+
+
+@pytest.mark.parametrize(
+    ("algo", "network", "message"),
+    [
+        ("sac", lambda: torch.nn.Linear(3, 4), "expected a module named actor, found none"),
+        ("sac", lambda: Shared(beside=False), "actor and critics share parameters"),
+        ("sac", lambda: Shared(beside=True), "found others, which would not be trained"),
+        ("tqc", lambda: make("sac").model, r"expected \(critics, batch, outputs\) \(5, 1, 25\)"),
+        ("redq", lambda: Own(make("redq").model, members=False), r"members \[0, 1\]\): expected"),
+    ],
+)
+def test_a_network_that_does_not_fit_is_refused(algo: str, network: Any, message: str) -> None:
+    kind, config = KINDS[algo]
+    with pytest.raises(ConfigError, match=message):
+        kind(network(), config(), SPEC)

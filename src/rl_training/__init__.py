@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rl_training.api.algorithms import C51, DQN, DRQN, PPO, QRDQN, RecurrentPPO
+    from rl_training.api.algorithms import C51, DQN, DRQN, PPO, QRDQN, REDQ, SAC, TQC, RecurrentPPO
     from rl_training.errors import RLTrainingError
     from rl_training.experiment.config import TrainConfig
     from rl_training.experiment.manager import ExperimentManager
@@ -20,8 +20,12 @@ if TYPE_CHECKING:
     from rl_training.runtime.dqn_trainer import train_dqn
     from rl_training.runtime.drqn_trainer import train_drqn
     from rl_training.runtime.ppo_trainer import train_ppo
+    from rl_training.runtime.q_bias import QBias
     from rl_training.runtime.recurrent_ppo_trainer import train_recurrent_ppo
+    from rl_training.runtime.redq_trainer import train_redq
     from rl_training.runtime.result import TrainingInterrupted, TrainResult
+    from rl_training.runtime.sac_trainer import train_sac
+    from rl_training.runtime.tqc_trainer import train_tqc
 
 __version__ = "0.1.0"
 
@@ -36,6 +40,7 @@ __all__ = [
     "TQC",
     "Callback",
     "ExperimentManager",
+    "QBias",
     "RLTrainingError",
     "RecurrentPPO",
     "StopOnReturn",
@@ -65,6 +70,7 @@ _HOMES = {
     "ExperimentManager": "experiment.manager",
     "RLTrainingError": "errors",
     "RecurrentPPO": "api.algorithms",
+    "QBias": "runtime.q_bias",
     "StopOnReturn": "runtime.callbacks",
     "TrainConfig": "experiment.config",
     "TrainResult": "runtime.result",

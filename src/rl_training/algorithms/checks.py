@@ -35,6 +35,17 @@ def check_actor_and_critics(model: Any, spec: EnvSpec, hyper: Any) -> None:
     for name in ("actor", "critics"):
         if not isinstance(getattr(model, name, None), nn.Module):
             raise ConfigError(f"network: expected a module named {name}, found none")
+    actor, critics = (set(part.parameters()) for part in (model.actor, model.critics))
+    if actor & critics:
+        raise ConfigError(
+            "network: actor and critics share parameters, and each has an optimiser of its own; "
+            "give each its own layers"
+        )
+    if any(p.requires_grad for p in set(model.parameters()) - actor - critics):
+        raise ConfigError(
+            "network: expected all parameters in actor and critics, found others, which would not "
+            "be trained; move them there"
+        )
     _check_output(model.actor, model.actor, "network.actor", spec, (2 * spec.action_dim,))
     _check_critics(model.critics, spec, (hyper.num_critics, 1, hyper.critic_outputs))
     if subset := getattr(hyper, "subset_size", 0):

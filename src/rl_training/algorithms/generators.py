@@ -64,6 +64,11 @@ class BlockNoise:
         self._used = state["used"]
 
 
+def derived_seeds(seed: int, count: int) -> list[int]:
+    """Seeds for generators whose numbers shall have nothing to do with each other."""
+    return [int(number) for number in np.random.SeedSequence(seed).generate_state(count)]
+
+
 def normal_noise(seed: int, width: int) -> BlockNoise:
     """Rows of `width` standard normal numbers."""
     return BlockNoise(seed, lambda rng, n: rng.standard_normal((n, width), np.float32), width=width)

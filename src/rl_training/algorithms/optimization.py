@@ -117,11 +117,14 @@ class Optimizer:
 class TargetNetwork:
     """A frozen copy of a network: copied from it every `interval` transitions, or following it.
 
-    With `tau` below 1 every update moves the copy a share `tau` of the way; otherwise the first
-    update after each multiple of `interval` environment transitions copies the network.
+    With `tau` below 1, or without an `interval`, every update moves the copy a share `tau` of the
+    way; otherwise the first update after each multiple of `interval` environment transitions copies
+    the network.
     """
 
-    def __init__(self, module: nn.Module, source: Optimizer, *, tau: float, interval: int) -> None:
+    def __init__(
+        self, module: nn.Module, source: Optimizer, *, tau: float, interval: int | None = None
+    ) -> None:
         self.module: Any = copy.deepcopy(module).eval()
         self.tau = tau
         self.interval = interval
@@ -133,7 +136,7 @@ class TargetNetwork:
 
     def update(self, moment: Moment) -> None:
         """Copy or move the parameters if that is due."""
-        if self.tau < 1.0:
+        if self.tau < 1.0 or self.interval is None:
             self._values.lerp_(self._source_values, self.tau)
         elif moment.env_steps // self.interval > self._intervals_seen:
             self._values.copy_(self._source_values)

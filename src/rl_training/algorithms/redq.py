@@ -3,13 +3,14 @@
 As in the authors' code: one random subset of the target critics per update, for the whole batch;
 the actor follows the mean of all critics and is updated once per `policy_delay` updates, by default
 the replay ratio; targets move at every update; nothing is learned before the random warm-up is
-over. `target_entropy: auto` is minus the number of action dimensions; the paper's own numbers are
-in the packaged configurations. Unlike there, the actor's gradient is taken after the critics' step.
+over; weights start Xavier-uniform. `target_entropy: auto` is minus the number of action dimensions;
+the paper's own numbers are in the packaged configurations. Unlike there, the actor's gradient is
+taken after the critics' step.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,8 +19,8 @@ from torch import nn
 from typing_extensions import Self
 
 from rl_training.algorithms.functional.shapes import expect_shapes
-from rl_training.algorithms.generators import NumpyGenerator
-from rl_training.algorithms.sac import soft_target
+from rl_training.algorithms.generators import NumpyGenerator, derived_seeds
+from rl_training.algorithms.sac import lowest, soft_target
 from rl_training.algorithms.soft_actor_critic import CRITIC_METRICS, CriticLoss, SoftActorCritic
 from rl_training.algorithms.soft_config import SoftActorCriticConfig
 from rl_training.data.arrays import Array, namespace
@@ -42,6 +43,8 @@ class REDQConfig(SoftActorCriticConfig):
     learning_starts: int = Field(
         5_000, ge=0, description="environment transitions of random play before the first update"
     )
+
+    xavier: ClassVar[bool] = True
 
     @model_validator(mode="after")
     def _subsets_fit(self) -> Self:
@@ -92,7 +95,7 @@ class REDQ(SoftActorCritic):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__(model, hyper, spec, seed=seed, device=device)
-        self.subsets = NumpyGenerator(seed)
+        self.subsets = NumpyGenerator(derived_seeds(seed, 3)[-1])
         self.parts["subsets"] = self.subsets
 
     def members(self) -> Array | None:
@@ -102,8 +105,8 @@ class REDQ(SoftActorCritic):
 
     def critic_loss(self, output: Array, following: Array, cost: Array, batch: Batch) -> CriticLoss:
         """`redq_loss` towards the lowest critic of the subset."""
-        lowest = namespace(following).amin(following, 0)[:, 0]
-        _, gradient, metrics = redq_loss(output[:, :, 0].T, soft_target(batch, lowest, cost))
+        target = soft_target(batch, lowest(following), cost)
+        _, gradient, metrics = redq_loss(output[:, :, 0].T, target)
         return CriticLoss(gradient.T[:, :, None], metrics.numbers)
 
     def actor_value(self, values: Array) -> tuple[Array, Array]:

@@ -21,10 +21,16 @@ def soft_target(batch: Batch, value: Array, cost: Array) -> Array:
     """`reward + discount * (value - cost)`; all are [B].
 
     `cost` is alpha times the log-probability of the action that was valued. Discount is zero after
-    a termination: neither value nor entropy follows.
+    a termination: neither value nor entropy follows. With `n_step` rewards the entropy of the
+    actions in between is left out, as is usual.
     """
     expect_shapes("B, B, B, B", batch.reward, batch.discount, value, cost)
     return batch.reward + batch.discount * (value - cost)
+
+
+def lowest(values: Array) -> Array:
+    """The lowest of the critics' values: [E, B, 1] gives [B]."""
+    return namespace(values).amin(values, 0)[:, 0]
 
 
 def sac_loss(q_values: Array, target: Array) -> CriticLoss:
@@ -43,15 +49,9 @@ class SAC(SoftActorCritic):
 
     def critic_loss(self, output: Array, following: Array, cost: Array, batch: Batch) -> CriticLoss:
         """`sac_loss` towards the lowest target critic."""
-        lowest = _lowest(following)
-        return sac_loss(output, soft_target(batch, lowest, cost))
+        return sac_loss(output, soft_target(batch, lowest(following), cost))
 
     def actor_value(self, values: Array) -> tuple[Array, Array]:
         """The lowest critic's value, and one for that critic."""
-        lowest = _lowest(values)
-        return lowest, as_float(values == lowest[:, None])
-
-
-def _lowest(values: Array) -> Array:
-    """[E, B, 1] gives [B]."""
-    return namespace(values).amin(values, 0)[:, 0]
+        value = lowest(values)
+        return value, as_float(values == value[:, None])

@@ -10,27 +10,28 @@ are reduced to a value, and in their loss.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rl_training.algorithms.base import UpdateResult
 from rl_training.algorithms.checks import check_actor_and_critics
 from rl_training.algorithms.functional.squashed_gaussian import squashed_gradient, squashed_sample
-from rl_training.algorithms.generators import normal_noise, uniform_noise
+from rl_training.algorithms.generators import derived_seeds, normal_noise, uniform_noise
 from rl_training.algorithms.gradients import action_vjp_of, vjp_of, writes_out_its_gradient
 from rl_training.algorithms.optimization import Optimizer, TargetNetwork, UpdateCount
 from rl_training.algorithms.soft_acting import SoftActing
 from rl_training.algorithms.soft_config import SoftActorCriticConfig
 from rl_training.algorithms.temperature import Temperature
 from rl_training.data.arrays import Array, constant, namespace
-from rl_training.data.metrics import Metrics
+from rl_training.data.metrics import JoinedMetrics, Metrics
 from rl_training.data.types import Batch, EnvSpec, Moment
 from rl_training.experiment.config import scheduled_value
 
 CRITIC_METRICS = ("critic_loss", "q_value_mean", "target_q_mean")
-METRICS = (*CRITIC_METRICS, "actor_loss", "entropy", "alpha")
+ACTOR_METRICS = ("actor_loss", "entropy", "alpha")
 
 
 class CriticLoss(NamedTuple):
@@ -67,15 +68,16 @@ class SoftActorCritic(SoftActing):
         limits: dict[str, Any] = {"eps": hyper.optimizer_eps, "max_grad_norm": hyper.max_grad_norm}
         self.actor_optimizer = Optimizer(self.actor, **limits)
         self.critic_optimizer = Optimizer(self.critics, **limits)
-        self.target = TargetNetwork(self.critics, self.critic_optimizer, tau=hyper.tau, interval=1)
+        self.target = TargetNetwork(self.critics, self.critic_optimizer, tau=hyper.tau)
         if hyper.dropout:
             self.target.module.train()  # the targets drop units too (Hiraoka et al., 2022)
         self.temperature = Temperature(hyper.alpha, hyper.entropy_for(spec), self.device)
         self.actor_vjp, self.critic_vjp = vjp_of(self.actor), vjp_of(self.critics)
         self.action_vjp = action_vjp_of(self.critics)
         self.use_arrays(self.model)
-        self.noise = normal_noise(seed, spec.action_dim)
-        self.random = uniform_noise(seed, spec.action_dim)
+        seeds = derived_seeds(seed, 2)
+        self.noise = normal_noise(seeds[0], spec.action_dim)
+        self.random = uniform_noise(seeds[1], spec.action_dim)
         self.count = UpdateCount()
         self.parts = {
             "model": self.model,
@@ -110,13 +112,13 @@ class SoftActorCritic(SoftActing):
             noise = self._noise_for(batch)
             numbers = self._critic_gradient(batch, noise, alpha, self.members())
             self.critic_optimizer.step(learning_rate)
-            metrics = Metrics(CRITIC_METRICS, numbers)
+            metrics: Mapping[str, Tensor] = Metrics(CRITIC_METRICS, numbers)
             if self.count.number % self.hyper.actor_interval == 0:
                 noise = self._noise_for(batch)
                 more, log_prob = self._actor_gradient(batch.obs, noise, alpha)
                 self.actor_optimizer.step(learning_rate)
                 self.temperature.step(log_prob, learning_rate)
-                metrics = Metrics(METRICS, namespace(numbers).concatenate([numbers, more]))
+                metrics = JoinedMetrics(metrics, Metrics(ACTOR_METRICS, more))
         self.target.update(moment)
         return UpdateResult(metrics)
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from typing_extensions import Self
 
 from rl_training.data.types import EnvSpec
-from rl_training.experiment.config import HiddenSizes, LearningRate, TransitionHyperParameters
+from rl_training.experiment.config import (
+    HiddenSizes,
+    LearningRate,
+    TransitionHyperParameters,
+    check,
+)
 
 Auto = Literal["auto"]
-Number = Annotated[float, Field(ge=-1e6, le=1e6)]
 
 
 class SoftActorCriticConfig(TransitionHyperParameters):
@@ -26,18 +31,55 @@ class SoftActorCriticConfig(TransitionHyperParameters):
     policy_delay: int = Field(
         1, ge=1, le=100_000, description="updates of the critics for one of the actor"
     )
-    alpha: Auto | Number = Field(
+    alpha: Auto | Annotated[float, Field(ge=0, le=1e6)] = Field(
         "auto", description="weight of the entropy; auto learns it to reach target_entropy"
     )
-    target_entropy: Auto | Number = Field(
+    target_entropy: Auto | Annotated[float, Field(ge=-1e6, le=1e6)] = Field(
         "auto", description="entropy to keep; auto is minus the number of action dimensions"
     )
     layer_norm: bool = Field(False, description="normalises the critics' hidden layers")
     dropout: float = Field(0.0, ge=0, lt=1, description="share of the critics' units left out")
-    optimizer_eps: float = Field(1e-8, gt=0, le=1, description="Adam's epsilon")
-    max_grad_norm: float | None = Field(
-        None, gt=0, le=1e6, description="bound on the norm of each gradient; null for none"
+    optimizer_eps: float = Field(
+        1e-8, gt=0, le=1, description="Adam's epsilon, for actor and critics"
     )
+    max_grad_norm: float | None = Field(
+        None,
+        gt=0,
+        le=1e6,
+        description="bound on the norm of the actor's gradient, and of all critics' together",
+    )
+    xavier: ClassVar[bool] = False
+    """Whether networks start as Glorot & Bengio (2010) have it, and not as PyTorch does."""
+
+    @model_validator(mode="after")
+    def _options_shape_the_default_network(self) -> Self:
+        shaping = {"layer_norm": False, "dropout": 0.0, "critic_hidden_sizes": None}
+        found = [name for name, default in shaping.items() if getattr(self, name) != default]
+        check(
+            self.network is None or not found,
+            f"{', '.join(found)} would shape the default network; leave it out with a network of "
+            "your own",
+        )
+        check(
+            not (self.layer_norm or self.dropout) or len(self.critic_sizes) > 0,
+            "layer_norm and dropout go into the critics' hidden layers; give at least one",
+        )
+        return self
+
+    @model_validator(mode="after")
+    def _the_entropy_is_kept_by_a_learned_alpha(self) -> Self:
+        check(
+            self.alpha == "auto" or self.target_entropy == "auto",
+            f"target_entropy has no effect beside a fixed alpha, {self.alpha}; leave one of them "
+            "out",
+        )
+        return self
+
+    @property
+    def critic_sizes(self) -> HiddenSizes:
+        """The critics' hidden layers."""
+        own = self.critic_hidden_sizes
+        return self.hidden_sizes if own is None else own
 
     @property
     def critic_outputs(self) -> int:

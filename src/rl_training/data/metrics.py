@@ -53,6 +53,27 @@ class Metrics(Mapping[str, Tensor]):
         return f"Metrics({ {name: float(value) for name, value in self.items()} })"
 
 
+class JoinedMetrics(Mapping[str, Tensor]):
+    """Metrics of the parts of an update, which are averaged each on its own."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, *parts: Mapping[str, Tensor]) -> None:
+        self.parts = tuple(map(Metrics.of, parts))
+
+    def __getitem__(self, name: str) -> Tensor:
+        for part in self.parts:
+            if name in part.names:
+                return part[name]
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for part in self.parts for name in part.names)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+
 class RecentMetrics:
     """The metrics of the latest updates, left on their device until someone asks for the means.
 
@@ -66,8 +87,9 @@ class RecentMetrics:
 
     def add(self, metrics: Mapping[str, Tensor]) -> None:
         """Keep one update's metrics."""
-        metrics = Metrics.of(metrics)
-        self._recent[metrics.names].append(metrics.numbers)
+        parts = metrics.parts if isinstance(metrics, JoinedMetrics) else (Metrics.of(metrics),)
+        for part in parts:
+            self._recent[part.names].append(part.numbers)
 
     def means(self) -> dict[str, float]:
         """The mean of each metric over the latest updates that reported it."""

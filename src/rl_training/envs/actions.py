@@ -22,11 +22,17 @@ class ActionCodec(Protocol):
 
 
 def action_kind(space: spaces.Space[Any]) -> str:
-    """`discrete`, `continuous`, `multi_discrete`, `multi_binary`, or the space's own name."""
+    """`discrete`, `continuous`, `unbounded`, `multi_discrete`, `multi_binary`, or the space's name.
+
+    `unbounded` is a continuous space in which some number has no bound on some side.
+    """
     if isinstance(space, spaces.Discrete):
         return "discrete"
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        return "continuous" if math.prod(space.shape) else "empty Box"
+        if not math.prod(space.shape):
+            return "empty Box"
+        bounds = np.abs(np.stack([space.low, space.high]).astype(np.float64))
+        return "continuous" if (bounds < UNBOUNDED).all() else "unbounded"
     if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
         return "multi_discrete"
     if isinstance(space, spaces.MultiBinary) and len(space.shape) == 1:

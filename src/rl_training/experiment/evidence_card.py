@@ -52,6 +52,12 @@ class Measured(ConfigModel):
     steps: tuple[int, ...] = Field(min_length=1)
     values: tuple[float, ...]
 
+    @model_validator(mode="after")
+    def _as_many_values_as_steps(self) -> Self:
+        if len(self.steps) != len(self.values):
+            raise ValueError("what was measured needs as many values as steps")
+        return self
+
 
 class SeedRecord(ConfigModel):
     """One seed: the evaluation of its final policy, and with what it was trained.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -117,12 +118,25 @@ class MLPActorCritics(nn.Module):
         if hyper.layer_norm or hyper.dropout:
             kind = RegularizedCritics
             shape |= {"layer_norm": hyper.layer_norm, "dropout": hyper.dropout}
-        critics = kind(*sizes, hyper.critic_hidden_sizes or hyper.hidden_sizes, **shape)
-        return cls(MLPActor(*sizes, hyper.hidden_sizes), critics)
+        model = cls(MLPActor(*sizes, hyper.hidden_sizes), kind(*sizes, hyper.critic_sizes, **shape))
+        if hyper.xavier:
+            init_xavier(model)
+        return model
 
     def q_values(self, obs: Array, action: Array) -> Array:
         """What each critic expects of actions (batch, action_dim): (batch, num_critics)."""
         return self.critics(obs, action).mean(-1).T
+
+
+@torch.no_grad()
+def init_xavier(model: nn.Module) -> None:
+    """Weights uniform within sqrt(6 / (inputs + outputs)), biases zero."""
+    for name, parameter in model.named_parameters():
+        kind = name.rpartition(".")[2]
+        if kind.startswith("weight"):
+            parameter.uniform_(-1, 1).mul_(math.sqrt(6 / sum(parameter.shape[-2:])))
+        elif kind.startswith("bias"):
+            parameter.zero_()
 
 
 def _joined(obs: Array, action: Array) -> Array:

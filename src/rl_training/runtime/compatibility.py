@@ -14,6 +14,7 @@ _PLAIN = {
     "vector": "Box vectors, Discrete, flat Dict",
     "discrete": "Discrete",
     "continuous": "Box of floats",
+    "unbounded": "unbounded Box of floats",
     "multi_discrete": "one-dimensional MultiDiscrete",
     "multi_binary": "one-dimensional MultiBinary",
 }

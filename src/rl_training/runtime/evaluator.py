@@ -11,9 +11,8 @@ import numpy as np
 
 from rl_training.data.types import PolicyState
 from rl_training.envs.spaces import SpaceAdapter
-from rl_training.errors import EnvError, NonFiniteError
 from rl_training.runtime.collector import Act
-from rl_training.runtime.seeding import derive_seed
+from rl_training.runtime.players import Players
 
 
 @dataclass(frozen=True)
@@ -53,11 +52,9 @@ class Evaluator:
         *,
         parallel: int = 10,
     ) -> None:
-        self._make_env = make_env
+        self._players = Players(make_env, adapter)
         self._adapter = adapter
         self._parallel = parallel
-        # The first is made now: what cannot be built is refused before an hour of training.
-        self._envs = [make_env()]
 
     def evaluate(
         self,
@@ -71,13 +68,12 @@ class Evaluator:
         """Play `episodes` episodes to their ends."""
         # Always as many rows, played or not: a matrix product's last bits depend on its size.
         rows, playable = self._parallel, min(self._parallel, episodes)
-        while len(self._envs) < playable:
-            self._envs.append(self._make_env())
+        self._players.seat(playable)
         returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
         playing = np.arange(rows)  # which episode each row plays; past the end: none
         obs = np.zeros((rows, *self._adapter.spec.obs_shape), np.float32)
         for row in range(playable):
-            obs[row] = self._reset(row, seed, row)
+            obs[row] = self._players.reset(row, seed, row)
         first, state, started = np.ones(rows, np.bool_), initial_state(rows), rows
         while (playing < episodes).any():
             if stopped():
@@ -86,47 +82,17 @@ class Evaluator:
             actions, state = self._adapter.decode(acting.action), acting.state
             first = np.zeros(rows, np.bool_)
             for row in np.flatnonzero(playing < episodes).tolist():
-                obs[row], reward, done = self._step(row, actions[row])
-                returns[playing[row]] += reward
+                step = self._players.step(row, actions[row])
+                obs[row] = step.obs
+                returns[playing[row]] += step.reward
                 lengths[playing[row]] += 1
-                if done:
+                if step.terminated or step.truncated:
                     playing[row], started = started, started + 1
                     first[row] = True
                     if playing[row] < episodes:
-                        obs[row] = self._reset(row, seed, playing[row])
+                        obs[row] = self._players.reset(row, seed, playing[row])
         return Evaluation(tuple(returns.tolist()), tuple(lengths.tolist()), seed)
 
     def close(self) -> None:
         """Close the environments."""
-        while self._envs:
-            self._envs.pop().close()
-
-    def _reset(self, row: int, seed: int, episode: int) -> np.ndarray:
-        try:
-            obs, _ = self._envs[row].reset(seed=derive_seed(seed, "episode", int(episode)))
-        except Exception as error:
-            raise self._error("reset", error) from error
-        return self._finite("observation", self._adapter.encode_one(obs))
-
-    def _step(self, row: int, action: Any) -> tuple[np.ndarray, float, bool]:
-        try:
-            obs, reward, terminated, truncated, _ = self._envs[row].step(action)
-        except Exception as error:
-            raise self._error("step", error) from error
-        following = self._finite("observation", self._adapter.encode_one(obs))
-        self._finite("reward", np.asarray(reward, np.float64))
-        return following, float(reward), bool(terminated or truncated)
-
-    def _finite(self, what: str, values: np.ndarray) -> np.ndarray:
-        if not np.isfinite(values).all():
-            raise NonFiniteError(
-                f"{self._adapter.spec.env_id} gave a non-finite {what} during an evaluation. Mend "
-                "the environment, or wrap it so that it gives finite numbers."
-            )
-        return values
-
-    def _error(self, call: str, error: Exception) -> EnvError:
-        return EnvError(
-            f"{self._adapter.spec.env_id} raised {type(error).__name__} in {call} during an "
-            f"evaluation: {error}"
-        )
+        self._players.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,8 +90,13 @@ class TrainingRun:
         return self.speed.measure(self.env_steps)
 
     def log(self, name: str, value: float) -> None:
-        """Write a value of one's own with the next log row; `eval/...` with the evaluation."""
+        """Write a value of one's own with the next log row."""
         self.extra_values[name] = float(value)
+
+    def log_evaluation(self, values: Mapping[str, float]) -> None:
+        """Write what belongs to the evaluation made now, as `eval/...`; evidence cards keep it."""
+        row = {f"eval/{name}": float(value) for name, value in values.items()}
+        self.metrics_log.write(self.env_steps, row)
 
     def stop(self, reason: str) -> None:
         """End the run after the current step; it counts as finished."""
@@ -127,9 +132,6 @@ class TrainingRun:
         )
         for callback in self.callbacks:
             callback.on_evaluation(self, evaluation)
-        if measured := {k: v for k, v in self.extra_values.items() if k.startswith("eval/")}:
-            self.metrics_log.write(self.env_steps, measured)
-            self.extra_values = {k: v for k, v in self.extra_values.items() if k not in measured}
         return evaluation
 
     def save(self, *, episodes_cut: bool = False) -> Path:
