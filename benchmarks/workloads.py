@@ -75,13 +75,24 @@ class Workload(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DQNWorkload(Workload):
+class ReplayWorkload(Workload):
+    """Learning from replay, after some random play."""
+
+    learning_starts: int = 1_000
+    buffer_size: int = 100_000
+
+    @property
+    def warm_up_updates(self) -> int:
+        """Gradient steps before the clock starts; none are owed for the random play."""
+        return self.updates_in(self.warm_up - self.learning_starts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DQNWorkload(ReplayWorkload):
     """Q-learning: ReLU network, Adam, Huber loss, epsilon 0.05 while the clock runs."""
 
     algorithm: ClassVar[str] = "dqn"
     steps_per_update: int
-    learning_starts: int = 1_000
-    buffer_size: int = 100_000
     target_every: int = 500
     learning_rate: float = 1e-3
     max_grad_norm: float = 10.0
@@ -93,11 +104,6 @@ class DQNWorkload(Workload):
         """A vector step, or as many as it takes to owe a gradient step."""
         transitions = lcm(self.num_envs, self.steps_per_update)
         return transitions, transitions // self.steps_per_update
-
-    @property
-    def warm_up_updates(self) -> int:
-        """Gradient steps before the clock starts; none are owed for the random play."""
-        return self.updates_in(self.warm_up - self.learning_starts)
 
     @property
     def epsilon_fraction(self) -> float:
@@ -171,13 +177,11 @@ class RecurrentPPOWorkload(PPOWorkload):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SACWorkload(Workload):
+class SACWorkload(ReplayWorkload):
     """Soft actor-critic: ReLU networks, Adam, nothing clipped, a learned temperature."""
 
     algorithm: ClassVar[str] = "sac"
     updates_per_step: int = 1
-    learning_starts: int = 1_000
-    buffer_size: int = 100_000
     tau: float = 0.005
     num_critics: int = 2
     policy_delay: int = 1
@@ -192,11 +196,6 @@ class SACWorkload(Workload):
     def cycle(self) -> tuple[int, int]:
         """A step and the updates after it."""
         return 1, self.updates_per_step
-
-    @property
-    def warm_up_updates(self) -> int:
-        """Gradient steps before the clock starts; none are owed for the random play."""
-        return self.updates_in(self.warm_up - self.learning_starts)
 
     @property
     def target_critics(self) -> int:

@@ -24,7 +24,34 @@ Activation = Literal["relu", "tanh"]
 _ZEROS = np.zeros(262_144, np.float32)
 
 
-class MLP(nn.Module):
+class Layers(nn.Module):
+    """Weights and biases of layers, as tensors or seen as arrays, and their gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._layers: list[tuple[nn.Parameter, nn.Parameter]] = []
+        self._views, self._grad_views = ArrayViews(), ArrayViews()
+
+    def add_layer(self, weight: nn.Parameter, bias: nn.Parameter) -> None:
+        """Take one more layer, the next in depth."""
+        depth = len(self._layers)
+        self.register_parameter(f"weight{depth}", weight)
+        self.register_parameter(f"bias{depth}", bias)
+        self._layers.append((weight, bias))
+
+    def _values_for(self, x: Array) -> Sequence[tuple[Array, Array]]:
+        """Weights and biases without a graph, as arrays if `x` is one."""
+        if isinstance(x, np.ndarray):
+            return self._views.of(self._layers)
+        return [(weight.detach(), bias.detach()) for weight, bias in self._layers]
+
+    def _grads_for(self, x: Array) -> Sequence[tuple[Array, Array]]:
+        """Their gradients, likewise."""
+        grads: list[tuple[Any, Any]] = [(w.grad, b.grad) for w, b in self._layers]
+        return self._grad_views.of(grads) if isinstance(x, np.ndarray) else grads
+
+
+class MLP(Layers):
     """Linear layers of the given sizes with an activation between them, on tensors or arrays.
 
     `features` puts an activation after the last one too. One module for all layers: on a CPU the
@@ -39,13 +66,8 @@ class MLP(nn.Module):
         super().__init__()
         self._activation = activation
         self._features = features
-        self._layers: list[tuple[nn.Parameter, nn.Parameter]] = []
-        for depth, (fan_in, fan_out) in enumerate(pairwise(sizes)):
-            weight, bias = nn.Linear(fan_in, fan_out).parameters()
-            self.register_parameter(f"weight{depth}", weight)
-            self.register_parameter(f"bias{depth}", bias)
-            self._layers.append((weight, bias))
-        self._views, self._grad_views = ArrayViews(), ArrayViews()
+        for fan_in, fan_out in pairwise(sizes):
+            self.add_layer(*nn.Linear(fan_in, fan_out).parameters())
 
     @torch.no_grad()
     def init_orthogonal(self, *, last_gain: float, gain: float = math.sqrt(2)) -> None:
@@ -99,17 +121,6 @@ class MLP(nn.Module):
         if self._activation == "relu":
             return rectify(x)
         return np.tanh(x, out=x) if isinstance(x, np.ndarray) else torch.tanh_(x)
-
-    def _values_for(self, x: Array) -> Sequence[tuple[Array, Array]]:
-        """Weights and biases without a graph, as arrays if `x` is one."""
-        if isinstance(x, np.ndarray):
-            return self._views.of(self._layers)
-        return [(weight.detach(), bias.detach()) for weight, bias in self._layers]
-
-    def _grads_for(self, x: Array) -> Sequence[tuple[Array, Array]]:
-        """Their gradients, likewise."""
-        grads: list[tuple[Any, Any]] = [(w.grad, b.grad) for w, b in self._layers]
-        return self._grad_views.of(grads) if isinstance(x, np.ndarray) else grads
 
 
 class ArrayViews:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.data.arrays import Array, namespace
-from rl_training.models.blocks import ArrayViews, rectify
+from rl_training.models.blocks import Layers, rectify
 
 Backward = Callable[[Array], Any]
 
 
-class EnsembleMLP(nn.Module):
+class EnsembleMLP(Layers):
     """`members` perceptrons with ReLU layers; their weights are (members, in, out).
 
     Each member is initialised on its own, as PyTorch initialises a linear layer. Inputs (batch, in)
@@ -26,15 +26,11 @@ class EnsembleMLP(nn.Module):
     def __init__(self, members: int, sizes: Sequence[int]) -> None:
         super().__init__()
         self.members = members
-        self._layers: list[tuple[nn.Parameter, nn.Parameter]] = []
-        for depth, (fan_in, fan_out) in enumerate(pairwise(sizes)):
+        for fan_in, fan_out in pairwise(sizes):
             linears = [nn.Linear(fan_in, fan_out) for _ in range(members)]
             weight = nn.Parameter(torch.stack([linear.weight.detach().T for linear in linears]))
             bias = nn.Parameter(torch.stack([linear.bias.detach()[None] for linear in linears]))
-            self.register_parameter(f"weight{depth}", weight)
-            self.register_parameter(f"bias{depth}", bias)
-            self._layers.append((weight, bias))
-        self._views, self._grad_views = ArrayViews(), ArrayViews()
+            self.add_layer(weight, bias)
 
     def forward(self, x: Array, members: Array | None = None) -> Array:
         """Outputs of all members, or of those with the given numbers."""
@@ -83,17 +79,6 @@ class EnsembleMLP(nn.Module):
             seen.append(rectify(_linear(seen[-1], weight, bias)))
         seen.append(_linear(seen[-1], *last))
         return layers, seen
-
-    def _values_for(self, x: Array) -> Sequence[tuple[Array, Array]]:
-        """Weights and biases without a graph, as arrays if `x` is one."""
-        if isinstance(x, np.ndarray):
-            return self._views.of(self._layers)
-        return [(weight.detach(), bias.detach()) for weight, bias in self._layers]
-
-    def _grads_for(self, x: Array) -> Sequence[tuple[Array, Array]]:
-        """Their gradients, likewise."""
-        grads: list[tuple[Any, Any]] = [(w.grad, b.grad) for w, b in self._layers]
-        return self._grad_views.of(grads) if isinstance(x, np.ndarray) else grads
 
 
 def _linear(x: Array, weight: Array, bias: Array) -> Array:
