@@ -133,7 +133,7 @@ class Collector:
         self._lengths[done] = 0
 
     def _checked(self, obs: np.ndarray) -> np.ndarray:
-        if np.count_nonzero(np.isfinite(obs)) < obs.size:
+        if obs.dtype.kind == "f" and np.count_nonzero(np.isfinite(obs)) < obs.size:
             self._refuse("observation", ~np.isfinite(obs.reshape(len(obs), -1)).all(1))
         return obs
 

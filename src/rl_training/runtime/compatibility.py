@@ -12,6 +12,7 @@ from rl_training.runtime.spec import AlgorithmSpec, all_specs
 
 _PLAIN = {
     "vector": "Box vectors, Discrete, flat Dict",
+    "image": "channel-first images of bytes",
     "discrete": "Discrete",
     "continuous": "Box of floats",
     "unbounded": "unbounded Box of floats",
