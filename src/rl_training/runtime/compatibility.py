@@ -13,8 +13,7 @@ from rl_training.runtime.spec import AlgorithmSpec, all_specs
 _PLAIN = {
     "vector": "Box vectors, Discrete, flat Dict",
     "discrete": "Discrete",
-    "continuous": "Box of floats",
-    "unbounded": "unbounded Box of floats",
+    "continuous": "bounded Box of floats",
     "multi_discrete": "one-dimensional MultiDiscrete",
     "multi_binary": "one-dimensional MultiBinary",
 }
@@ -38,7 +37,10 @@ def check_spaces(
 
 def in_plain_words(kinds: frozenset[str]) -> str:
     """Kinds of space as people call them."""
-    return ", ".join(_PLAIN.get(name, name) for name in sorted(kinds))
+    names = {_PLAIN.get(name, name) for name in kinds - {"continuous", "unbounded"}}
+    if "continuous" in kinds:
+        names.add("Box of floats" if "unbounded" in kinds else _PLAIN["continuous"])
+    return ", ".join(sorted(names))
 
 
 def _alternatives(observation: str, action: str, wrapper: str) -> str:
