@@ -111,7 +111,7 @@ def test_warm_up_plays_uniform_actions_and_learns_nothing(tmp_path: Path) -> Non
 
 def test_what_they_do_not_take_is_refused_before_a_run_begins(tmp_path: Path) -> None:
     with pytest.raises(
-        IncompatibleEnv, match="sac takes Box of floats actions; CartPole-v1 has Discrete"
+        IncompatibleEnv, match="sac takes bounded Box of floats actions; CartPole-v1 has Discrete"
     ):
         train_sac(TrainConfig(algo="sac", env_id="CartPole-v1", output_dir=tmp_path))
     wrong = {"alpha": "none", "dropout": 1.0, "subset_size": 2}

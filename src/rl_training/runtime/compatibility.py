@@ -14,8 +14,7 @@ _PLAIN = {
     "vector": "Box vectors, Discrete, flat Dict",
     "image": "channel-first images of bytes",
     "discrete": "Discrete",
-    "continuous": "Box of floats",
-    "unbounded": "unbounded Box of floats",
+    "continuous": "bounded Box of floats",
     "multi_discrete": "one-dimensional MultiDiscrete",
     "multi_binary": "one-dimensional MultiBinary",
 }
@@ -39,7 +38,10 @@ def check_spaces(
 
 def in_plain_words(kinds: frozenset[str]) -> str:
     """Kinds of space as people call them."""
-    return ", ".join(_PLAIN.get(name, name) for name in sorted(kinds))
+    names = {_PLAIN.get(name, name) for name in kinds - {"continuous", "unbounded"}}
+    if "continuous" in kinds:
+        names.add("Box of floats" if "unbounded" in kinds else _PLAIN["continuous"])
+    return ", ".join(sorted(names))
 
 
 def _alternatives(observation: str, action: str, wrapper: str) -> str:
