@@ -70,4 +70,4 @@ class PointPixels(gym.Env[np.ndarray, np.ndarray]):
         return image
 
 
-gym.register(POINT_ID, PointPixels, max_episode_steps=EPISODE_STEPS)
+gym.register(POINT_ID, f"{__name__}:PointPixels", max_episode_steps=EPISODE_STEPS)

@@ -1,0 +1,84 @@
+"""Networks that turn images of bytes into features."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rl_training.errors import ConfigError
+
+Layer = tuple[int, int, int]
+"""Filters, size and stride of a convolution."""
+
+NATURE: tuple[Layer, ...] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+DRQ: tuple[Layer, ...] = ((32, 3, 2), (32, 3, 1), (32, 3, 1), (32, 3, 1))
+
+
+class Convolutions(nn.Module):
+    """Convolutions with ReLU over images (batch, channels, height, width), flattened.
+
+    Bytes are scaled to [0, 1]. Channels are kept last in memory, where a CPU is faster.
+    """
+
+    def __init__(self, shape: Sequence[int], layers: Sequence[Layer]) -> None:
+        super().__init__()
+        channels, *sides = shape
+        self.layers = nn.ModuleList()
+        for filters, size, stride in layers:
+            self.layers.append(nn.Conv2d(channels, filters, size, stride))
+            channels, sides = filters, [(side - size) // stride + 1 for side in sides]
+            if min(sides) < 1:
+                raise ConfigError(
+                    f"images of {shape[1]} x {shape[2]} are too small for the encoder's "
+                    f"{len(layers)} convolutions; use larger ones"
+                )
+        self.size = channels * math.prod(sides)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features (batch, size)."""
+        x = images.to(memory_format=torch.channels_last).float() / 255
+        for layer in self.layers:
+            x = F.relu(layer(x), inplace=True)
+        return x.flatten(1)
+
+
+class NatureCNN(nn.Module):
+    """The network of Mnih et al. (2015): three convolutions and a layer of 512."""
+
+    def __init__(self, shape: Sequence[int], features: int = 512) -> None:
+        super().__init__()
+        self.convolutions = Convolutions(shape, NATURE)
+        self.linear = nn.Linear(self.convolutions.size, features)
+        self.size = features
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features (batch, size)."""
+        return F.relu(self.linear(self.convolutions(images)), inplace=True)
+
+
+class NormalizedFeatures(nn.Module):
+    """What DrQ puts behind its convolutions: a small linear layer, normalised and squashed."""
+
+    def __init__(self, inputs: int, features: int = 50) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(inputs, features), nn.LayerNorm(features)
+        self.size = features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features (batch, size) in [-1, 1]."""
+        return torch.tanh(self.norm(self.linear(x)))
+
+
+def init_orthogonal(module: nn.Module) -> None:
+    """Orthogonal weights, larger by sqrt(2) in convolutions, and biases of zero."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            gain = math.sqrt(2) if isinstance(layer, nn.Conv2d) else 1.0
+            nn.init.orthogonal_(layer.weight, gain)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
