@@ -1,0 +1,105 @@
+"""Rendered environments as observations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces import Box
+
+from rl_training.envs.factory import make_env
+from rl_training.errors import ConfigError
+
+
+class Counter(gym.Env[np.ndarray, np.ndarray]):
+    """Renders its step number as the brightness of a 4 x 4 image; ends after ten steps."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+    observation_space = Box(-1, 1, (1,))
+    action_space = Box(-1, 1, (1,))
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+        self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed, options=options)
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: np.ndarray) -> Any:
+        self.steps += 1
+        return np.zeros(1, np.float32), float(self.steps), self.steps == 10, False, {}
+
+    def render(self) -> Any:
+        image = np.full((4, 4, 3), 10 * self.steps, np.uint8)
+        image[..., 1] += 1
+        image[..., 2] += 2
+        return image
+
+
+def pixels(**options: Any) -> gym.Env[Any, Any]:
+    kwargs = {"render_mode": "rgb_array"}
+    return make_env(Counter, env_kwargs=kwargs, wrappers=[{"PixelObservation": options}])
+
+
+def brightness(obs: np.ndarray) -> list[int]:
+    assert all((channel == channel[0, 0]).all() for channel in obs)
+    return [int(channel[0, 0]) for channel in obs]
+
+
+def test_stacked_colour_images_channels_first_oldest_first() -> None:
+    env = pixels(size=8, frame_stack=3)
+    assert env.observation_space == Box(0, 255, (9, 8, 8), np.uint8)
+    obs, _ = env.reset(seed=0)
+    assert brightness(obs) == [0, 1, 2] * 3
+    obs = env.step(env.action_space.sample())[0]
+    assert brightness(obs) == [0, 1, 2, 0, 1, 2, 10, 11, 12]
+    for _ in range(2):
+        obs = env.step(env.action_space.sample())[0]
+    assert brightness(obs) == [10, 11, 12, 20, 21, 22, 30, 31, 32]
+    assert env.get_wrapper_attr("stacked_frames") == 3
+
+
+def test_repeated_actions_add_up_and_stop_where_the_episode_does() -> None:
+    env = pixels(size=8, frame_stack=2, action_repeat=4)
+    env.reset(seed=0)
+    found = [env.step(env.action_space.sample()) for _ in range(3)]
+    assert [brightness(obs)[3] for obs, *_ in found] == [40, 80, 100]
+    assert [reward for _, reward, *_ in found] == [10.0, 26.0, 19.0]
+    assert [terminated for _, _, terminated, *_ in found] == [False, False, True]
+
+
+def test_grayscale_has_one_channel() -> None:
+    env = pixels(size=6, frame_stack=4, grayscale=True)
+    obs, _ = env.reset(seed=0)
+    assert obs.shape == (4, 6, 6)
+    assert env.observation_space.contains(obs)
+
+
+@pytest.mark.parametrize(
+    ("options", "kwargs", "message"),
+    [
+        ({}, {}, "found render_mode None; set env_kwargs: {render_mode: rgb_array}"),
+        ({"frame_stack": 0}, {"render_mode": "rgb_array"}, "expected at least 1 of each"),
+        ({"sizes": 3}, {"render_mode": "rgb_array"}, "unexpected keyword argument 'sizes'"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(
+    options: dict[str, Any], kwargs: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_env(Counter, env_kwargs=kwargs, wrappers=[{"PixelObservation": options}])
+
+
+def test_a_pendulum_is_seen() -> None:
+    kwargs = {"render_mode": "rgb_array"}
+    env = make_env("Pendulum-v1", env_kwargs=kwargs, wrappers=[{"PixelObservation": {"size": 48}}])
+    obs, _ = env.reset(seed=0)
+    assert obs.shape == (9, 48, 48)
+    following = [env.step(np.array([2.0], np.float32))[0] for _ in range(5)]
+    assert len({x.tobytes() for x in following}) == 5  # it moves
+    assert (obs[:3].mean((1, 2)) > 200).all()  # on white ground
+    env.close()
