@@ -58,8 +58,9 @@ def _check_critics(
 ) -> None:
     device = _expect_parameters(critics)[0].device
     critics.eval()
-    inputs = [torch.zeros(1, size, device=device) for size in (spec.obs_dim, spec.action_dim)]
-    call = f"network.critics(obs (1, {spec.obs_dim}), action (1, {spec.action_dim})"
+    shapes = (1, *spec.obs_shape), (1, spec.action_dim)
+    inputs = [torch.zeros(shape, device=device) for shape in shapes]
+    call = f"network.critics(obs {shapes[0]}, action {shapes[1]}"
     if members is not None:
         inputs.append(members.to(device))
         call += f", members {members.tolist()}"

@@ -21,7 +21,7 @@ DRQ: tuple[Layer, ...] = ((32, 3, 2), (32, 3, 1), (32, 3, 1), (32, 3, 1))
 class Convolutions(nn.Module):
     """Convolutions with ReLU over images (batch, channels, height, width), flattened.
 
-    Bytes are scaled to [0, 1]. Channels are kept last in memory, where a CPU is faster.
+    Bytes are scaled to [0, 1].
     """
 
     def __init__(self, shape: Sequence[int], layers: Sequence[Layer]) -> None:
@@ -37,11 +37,10 @@ class Convolutions(nn.Module):
                     f"{len(layers)} convolutions; use larger ones"
                 )
         self.size = channels * math.prod(sides)
-        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, images: Tensor) -> Tensor:
         """Features (batch, size)."""
-        x = images.to(memory_format=torch.channels_last).float() / 255
+        x = images.float() / 255
         for layer in self.layers:
             x = F.relu(layer(x), inplace=True)
         return x.flatten(1)
