@@ -1,0 +1,171 @@
+"""DrQ's loss, targets and gradients; where it is SAC; and convolutions that stay tied."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from rl_training.algorithms.drq import DrQ, DrQConfig, drq_loss
+from rl_training.algorithms.functional.random_shift import random_shift
+from rl_training.algorithms.functional.squashed_gaussian import squashed_sample
+from rl_training.algorithms.sac import SAC, SACConfig
+from rl_training.data.types import Batch, EnvSpec, Moment
+from rl_training.models.cnn.drq import CNNDrQModel
+
+SPEC = EnvSpec(
+    env_id="toy",
+    obs_shape=(6, 20, 20),
+    obs_dtype="uint8",
+    frames=2,
+    action_kind="continuous",
+    action_dim=2,
+)
+LEARNING = Moment(100, 1000, 10)
+ROWS = 5
+
+
+def make(seed: int = 0, **hyper: Any) -> DrQ:
+    settings = DrQConfig(**{"hidden_sizes": (8,), "feature_size": 7, "policy_delay": 1, **hyper})
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = CNNDrQModel.build(SPEC, settings)
+    return DrQ(model, settings, SPEC, seed=seed)
+
+
+def random_batch(seed: int = 0) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+
+    def images() -> Tensor:
+        shape = (ROWS, *SPEC.obs_shape)
+        return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+
+    return Batch(
+        obs=images(),
+        action=torch.rand(ROWS, 2, generator=generator) * 2 - 1,
+        reward=torch.randn(ROWS, generator=generator),
+        next_obs=images(),
+        discount=0.9 * (torch.arange(ROWS) % 3 != 0),
+        weight=torch.ones(ROWS),
+        slots=np.zeros(ROWS, np.int64),
+    )
+
+
+def gradient(loss: Tensor, module: torch.nn.Module) -> Tensor:
+    grads = torch.autograd.grad(loss, list(module.parameters()))
+    return torch.cat([grad.flatten() for grad in grads])
+
+
+def test_the_loss_by_hand() -> None:
+    q_values = torch.tensor([[[1.0, 2.0], [3.0, 0.0]]])  # one critic, two shifts, two rows
+    loss, slope, metrics = drq_loss(q_values, torch.tensor([2.0, 1.0]))
+    # Errors -1, 1 and 1, -1: four squares over two rows; over shifts they are added.
+    assert float(loss) == 2.0
+    assert slope.tolist() == [[[-1.0, 1.0], [1.0, -1.0]]]
+    found = {name: float(x) for name, x in metrics.items()}
+    assert found == {"critic_loss": 2.0, "q_value_mean": 1.5, "target_q_mean": 1.5}
+    with pytest.raises(ValueError, match="expected"):
+        drq_loss(torch.zeros(2, 3, 4), torch.zeros(5))
+
+
+@pytest.mark.parametrize("augmentations", [(1, 1), (2, 2), (3, 2)])
+def test_an_update_is_its_definition(augmentations: tuple[int, int]) -> None:
+    """K targets, each with a shift and an action of its own; M shifts learn their mean."""
+    learned, targets = augmentations
+    options = {
+        "alpha": 0.3,
+        "num_augmentations": learned,
+        "num_target_augmentations": targets,
+        "pad": 2,
+    }
+    agent, twin, batch = make(**options), make(**options), random_batch()
+
+    def shifted(images: Tensor, times: int) -> list[Tensor]:
+        offsets = twin.shifts.numpy.integers(0, 5, (times * ROWS, 2)).reshape(times, ROWS, 2)
+        return [random_shift(images, torch.from_numpy(offset), 2) for offset in offsets]
+
+    current = shifted(batch.obs, learned)
+    following = shifted(batch.next_obs, targets)
+    noise = torch.from_numpy(twin.noise.step(targets * ROWS).copy()).reshape(targets, ROWS, 2)
+    aims = []
+    for images, draws in zip(following, noise, strict=True):
+        policy = squashed_sample(twin.actor(images), draws)
+        value = twin.target.module(images, policy.action).amin(0)[:, 0]
+        aims.append(batch.reward + batch.discount * (value - 0.3 * policy.log_prob))
+    aim = torch.stack(aims).mean(0).detach()
+    values = [twin.critics(images, batch.action)[:, :, 0] for images in current]
+    critic_loss = torch.stack([((value - aim) ** 2).mean(1).sum() for value in values]).sum()
+    result = agent.update(batch, LEARNING)
+    expected = gradient(critic_loss, twin.critics)
+    assert_close(agent.critic_optimizer.flat.grad, expected, rtol=1e-3, atol=1e-5)
+    assert float(result.metrics["critic_loss"]) == pytest.approx(critic_loss.item(), rel=1e-4)
+    # The actor sees the first shift alone, and the critics as they are after their step.
+    policy = squashed_sample(twin.actor(current[0]), torch.from_numpy(twin.noise.step(ROWS).copy()))
+    value = agent.critics(current[0], policy.action).amin(0)[:, 0]
+    actor_loss = (0.3 * policy.log_prob - value).mean()
+    assert float(result.metrics["actor_loss"]) == pytest.approx(actor_loss.item(), rel=1e-3)
+    assert_close(
+        agent.actor_optimizer.flat.grad, gradient(actor_loss, twin.actor), rtol=1e-2, atol=1e-5
+    )
+
+
+def test_without_shifts_it_is_sac_on_the_same_networks() -> None:
+    drq = make(alpha=0.2, pad=0, num_augmentations=1, num_target_augmentations=1)
+    settings = SACConfig(alpha=0.2, hidden_sizes=(8,), learning_rate=1e-3, tau=0.01)
+    sac = SAC(copy.deepcopy(make().model), settings, SPEC, seed=0)
+    batch = random_batch()
+    found = [agent.update(batch, LEARNING).metrics for agent in (drq, sac)]
+    # SAC's loss has a half that DrQ's has not.
+    assert float(found[0]["critic_loss"]) == pytest.approx(2 * float(found[1]["critic_loss"]))
+    for name in ("target_q_mean", "q_value_mean", "entropy"):
+        assert float(found[0][name]) == pytest.approx(float(found[1][name]), rel=1e-4)
+    gradients = [agent.critic_optimizer.flat.grad for agent in (drq, sac)]
+    assert_close(gradients[0], 2 * gradients[1])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_actors_step_leaves_the_critics_encoder_alone(tied: bool) -> None:
+    agent, batch = make(tied_convolutions=tied), random_batch()
+    seen: dict[str, Tensor] = {}
+    step = agent.actor_optimizer.step
+
+    def watched(learning_rate: float) -> None:
+        seen["critics"] = agent.critic_optimizer.flat.detach().clone()
+        step(learning_rate)
+
+    agent.actor_optimizer.step = watched  # type: ignore[method-assign]
+    agent.update(batch, LEARNING)
+    assert torch.equal(seen["critics"], agent.critic_optimizer.flat.detach())
+    own = [name for name, _ in agent.actor.named_parameters() if "convolutions" in name]
+    assert bool(own) != tied
+
+
+def test_tied_convolutions_stay_tied_after_copy_save_and_load() -> None:
+    agent, other = make(tied_convolutions=True), make(1, tied_convolutions=True)
+    images = random_batch().obs
+    other.load_state_dict(agent.state_dict())
+    for each in (agent, other):
+        assert each.actor._borrowed[0] is each.critics.convolutions
+        each.update(random_batch(1), LEARNING)
+    assert_close(agent.actor(images), other.actor(images))
+    copied = copy.deepcopy(agent.model)
+    assert copied.actor._borrowed[0] is copied.critics.convolutions
+    assert copied.actor._borrowed[0] is not agent.critics.convolutions
+
+
+def test_shifts_go_on_where_they_stopped() -> None:
+    straight, stopped, resumed = make(), make(), make(9)
+    for number in range(4):
+        straight.update(random_batch(number), LEARNING)
+    for number in range(2):
+        stopped.update(random_batch(number), LEARNING)
+    resumed.load_state_dict(stopped.state_dict())
+    for number in range(2, 4):
+        resumed.update(random_batch(number), LEARNING)
+    for mine, other in zip(straight.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(mine, other)
