@@ -13,6 +13,7 @@ import gymnasium as gym
 import gymnasium.wrappers
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
+import rl_training.envs.point_pixels  # noqa: F401 - registers an environment
 from rl_training.envs.imports import import_module, import_object, nearest
 from rl_training.envs.snapshots import SnapshotEnvMaker
 from rl_training.envs.sync_vector_env import QuickSyncVectorEnv

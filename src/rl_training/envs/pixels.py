@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import (
     AddRenderObservation,
     FrameStackObservation,
@@ -16,8 +17,7 @@ from gymnasium.wrappers import (
     ResizeObservation,
 )
 
-STACKED = "stacked_frames"
-"""The attribute of a wrapper, or of a vector environment, that counts the images it stacks."""
+from rl_training.envs.snapshots import SnapshotEnvMaker
 
 
 class PixelObservation(gym.ObservationWrapper[np.ndarray, Any, np.ndarray]):
@@ -60,6 +60,20 @@ class PixelObservation(gym.ObservationWrapper[np.ndarray, Any, np.ndarray]):
         """(stack, height, width, channels) as (stack * channels, height, width)."""
         images = np.moveaxis(np.asarray(observation), -1, 1)
         return np.ascontiguousarray(images).reshape(self.observation_space.shape)
+
+
+def stacked_frames(envs: VectorEnv[Any, Any, Any]) -> int:
+    """How many images an observation of a vector environment stacks; 1 if nothing says it."""
+    base = envs.unwrapped
+    if isinstance(base, SyncVectorEnv):
+        env = base.envs[0]
+        known = env.has_wrapper_attr("stacked_frames")
+        return int(env.get_wrapper_attr("stacked_frames")) if known else 1
+    if isinstance(base, AsyncVectorEnv) and all(
+        isinstance(make, SnapshotEnvMaker) for make in base.env_fns
+    ):
+        return int(base.call("frames_stacked")[0])
+    return int(getattr(base, "stacked_frames", 1))
 
 
 def render_without_a_screen() -> None:

@@ -58,6 +58,12 @@ class SnapshotEnv(gym.Wrapper[Any, Any, Any, Any]):
 
     # An exception would end an AsyncVectorEnv's worker for good, so trouble is returned as text.
 
+    def frames_stacked(self) -> int:
+        """How many images an observation stacks, as a wrapper says it; 1 if none does."""
+        if not self.has_wrapper_attr("stacked_frames"):
+            return 1
+        return int(self.get_wrapper_attr("stacked_frames"))
+
     def save_state(self) -> dict[str, Any]:
         """`{"state": tree}`, or `{"unavailable": reason}`."""
         try:

@@ -14,6 +14,7 @@ from gymnasium.vector import VectorEnv
 
 from rl_training.data.memory import format_bytes
 from rl_training.envs.factory import make_env, make_vector_env
+from rl_training.envs.pixels import stacked_frames
 from rl_training.envs.snapshots import ResumeLevel, resume_level
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.errors import ConfigError
@@ -122,7 +123,7 @@ def build(plan: RunPlan) -> Components:
             on_error.callback(envs.close)
         spaces = envs.single_observation_space, envs.single_action_space
         check_spaces(plan.spec, environments.name, *spaces)
-        adapter = SpaceAdapter(environments.name, *spaces)
+        adapter = SpaceAdapter(environments.name, *spaces, frames=stacked_frames(envs))
         agent = build_agent(plan.spec, plan.config, plan.hyper, adapter)
         components = Components(
             environments=environments,
