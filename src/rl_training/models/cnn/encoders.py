@@ -21,11 +21,14 @@ DRQ: tuple[Layer, ...] = ((32, 3, 2), (32, 3, 1), (32, 3, 1), (32, 3, 1))
 class Convolutions(nn.Module):
     """Convolutions with ReLU over images (batch, channels, height, width), flattened.
 
-    Bytes are scaled to [0, 1].
+    Bytes are scaled to [0, 1], or with `centered` to [-1/2, 1/2].
     """
 
-    def __init__(self, shape: Sequence[int], layers: Sequence[Layer]) -> None:
+    def __init__(
+        self, shape: Sequence[int], layers: Sequence[Layer], *, centered: bool = False
+    ) -> None:
         super().__init__()
+        self._offset = -0.5 if centered else 0.0
         channels, *sides = shape
         self.layers = nn.ModuleList()
         for filters, size, stride in layers:
@@ -40,7 +43,7 @@ class Convolutions(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Features (batch, size)."""
-        x = images.float() / 255
+        x = images.float() / 255 + self._offset
         for layer in self.layers:
             x = F.relu(layer(x), inplace=True)
         return x.flatten(1)
