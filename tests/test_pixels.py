@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
-from rl_training.envs.factory import make_env
+from rl_training.envs.factory import make_env, make_vector_env
+from rl_training.envs.snapshots import load_vector_state, resume_level, save_vector_state
 from rl_training.errors import ConfigError
 
 
@@ -103,3 +104,32 @@ def test_a_pendulum_is_seen() -> None:
     assert len({x.tobytes() for x in following}) == 5  # it moves
     assert (obs[:3].mean((1, 2)) > 200).all()  # on white ground
     env.close()
+
+
+@pytest.mark.parametrize("env_id", ["Pendulum-v1", "CartPole-v1", "MountainCarContinuous-v0"])
+def test_what_is_seen_is_saved_and_restored_exactly(env_id: str) -> None:
+    """Frames of the stack included; what pygame draws on is not part of the state."""
+
+    def make() -> Any:
+        return make_vector_env(
+            env_id,
+            num_envs=2,
+            env_kwargs={"render_mode": "rgb_array"},
+            wrappers=[{"PixelObservation": {"size": 24, "action_repeat": 2}}],
+        )
+
+    assert resume_level(make, seed=0).level == "exact"
+    envs, other = make(), make()
+    envs.reset(seed=[1, 2])
+    other.reset(seed=[3, 4])
+    envs.action_space.seed(0)
+    for _ in range(5):
+        envs.step(envs.action_space.sample())
+    load_vector_state(other, save_vector_state(envs))
+    for _ in range(5):
+        action = envs.action_space.sample()
+        mine, theirs = envs.step(action), other.step(action)
+        assert np.array_equal(mine[0], theirs[0])
+        assert np.array_equal(mine[1], theirs[1])
+    envs.close()
+    other.close()

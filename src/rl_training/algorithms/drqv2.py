@@ -97,7 +97,7 @@ class DrQv2(Algorithm):
         self.optimizers = {
             name: Optimizer(getattr(self.model, name)) for name in ("encoder", "actor", "critics")
         }
-        critics = self.model.critics
+        critics: Any = self.model.critics
         self.target = TargetNetwork(critics, self.optimizers["critics"], tau=hyper.tau)
         seeds = derived_seeds(seed, 3)
         self.noise = normal_noise(seeds[0], spec.action_dim)

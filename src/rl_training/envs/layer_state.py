@@ -85,7 +85,9 @@ def _save_layer(encoder: Encoder, layer: Any, skipped: frozenset[str]) -> dict[s
 
         attributes = encoder.attributes(layer, path, skipped.union(_MUJOCO))
         return {"class": path, "attributes": attributes, "mujoco": save_simulation(layer)}
-    return {"class": path, "attributes": encoder.attributes(layer, path, skipped)}
+    drawn = _drawn(layer)
+    attributes = encoder.attributes(layer, path, skipped.union(drawn))
+    return {"class": path, "attributes": attributes, "drawn": drawn}
 
 
 def _load_layer(
@@ -101,7 +103,14 @@ def _load_layer(
 
         load_simulation(layer, saved["mujoco"])
         skipped = skipped.union(_MUJOCO)
+    skipped = skipped.union(saved.get("drawn", ()))
     decoder.attributes(layer, saved["attributes"], path, skipped)
+
+
+def _drawn(layer: Any) -> list[str]:
+    """Attributes that hold what is drawn on: a drawing follows from the rest of the state."""
+    held = vars(layer).items() if hasattr(layer, "__dict__") else ()
+    return [name for name, value in held if type(value).__module__.partition(".")[0] == "pygame"]
 
 
 def has_own_state(layer: Any) -> bool:
