@@ -40,6 +40,8 @@ SOFT: dict[str, Any] = {
     "buffer_size": 150,
 }
 
+PIXELS: dict[str, Any] = SOFT | {"hidden_sizes": [8], "feature_size": 6, "batch_size": 8}
+
 # An environment each algorithm can take, and settings that make it quick.
 TINY: dict[str, dict[str, Any]] = {
     "dqn": {"env_id": "CartPole-v1", "algo_kwargs": VALUE_BASED},
@@ -59,6 +61,8 @@ TINY: dict[str, dict[str, Any]] = {
         "env_id": "Pendulum-v1",
         "algo_kwargs": SOFT | {"num_critics": 4, "replay_ratio": 2, "learning_starts": 60},
     },
+    "drq": {"env_id": "PointPixels-v0", "env_kwargs": {"size": 20}, "algo_kwargs": PIXELS},
+    "drqv2": {"env_id": "PointPixels-v0", "env_kwargs": {"size": 20}, "algo_kwargs": PIXELS},
     "ppo": {
         "env_id": "CartPole-v1",
         "normalize_observations": True,
