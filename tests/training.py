@@ -29,8 +29,10 @@ VALUE_BASED: dict[str, Any] = {
 }
 ATOMS = {"num_atoms": 11, "v_min": 0.0, "v_max": 20.0}
 
-# Those whose updates can compute on arrays or be compiled; recurrent ones use torch's kernels.
+# Those whose updates can compute on arrays, and those that can be compiled; others use torch's
+# kernels for sequences or images.
 ON_ARRAYS = {"dqn", "qr_dqn", "c51", "ppo", "sac", "tqc", "redq"}
+COMPILED = ON_ARRAYS | {"drq"}
 
 SOFT: dict[str, Any] = {
     "hidden_sizes": [16],
