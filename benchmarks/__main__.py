@@ -37,7 +37,7 @@ from benchmarks.workloads import WORKLOADS, BenchmarkError, chosen
 from rl_training.experiment.run_metadata import git_state
 
 RESULTS = Path(__file__).parent / "results"
-COMMANDS = ("run", "table", "picture", "scaling", "parts", "threads", "ensemble")
+COMMANDS = ("run", "table", "picture", "scaling", "parts", "threads", "ensemble", "replay")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -60,7 +60,9 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--output", type=Path, default=RESULTS, help="a folder")
     parts = commands.add_parser("parts", help="where the time of ours goes")
     parts.add_argument("--workloads", default=",".join(WORKLOADS), help="default: %(default)s")
-    for command in (run, scaling, parts):
+    replay = commands.add_parser("replay", help="memory and sampling of stacked images")
+    replay.add_argument("--transitions", type=int, default=100_000, help="default: %(default)s")
+    for command in (run, scaling, parts, replay):
         command.add_argument("--core", type=int, help="to run on; default: the last one")
     commands.add_parser("threads", help="one thread or several, by width and batch")
     commands.add_parser("ensemble", help="an update of REDQ by its number of critics")
@@ -207,6 +209,23 @@ def ensemble() -> int:
     return 0
 
 
+def replay(args: argparse.Namespace) -> int:
+    """Print what a replay memory of stacked images takes and gives, as a Markdown table."""
+    if args.transitions < 1:
+        raise BenchmarkError("--transitions must be at least 1")
+    prepare(args.core)
+    rows = []
+    for library in (OURS, PEERS["sb3"]):
+        wanted = {"library": library.name, "transitions": args.transitions}
+        found = run_json(interpreter(library), "benchmarks.replay_memory", wanted)
+        gigabytes = f"{found['bytes'] / 1e9:.2f} GB"
+        rates = f"{found['frames']:.2f}", f"{found['sampled_per_s']:,.0f}"
+        rows.append([library.title, gigabytes, *rates])
+    header = ["", "resident memory", "images per transition", "transitions sampled per second"]
+    print("\n".join(markdown(header, rows)))
+    return 0
+
+
 def load(path: Path) -> dict[str, Any]:
     """A results file."""
     try:
@@ -235,7 +254,7 @@ def main(arguments: Sequence[str]) -> int:
             return 0
         if args.command in ("threads", "ensemble"):
             return threads() if args.command == "threads" else ensemble()
-        return {"run": run, "scaling": scaling, "parts": parts}[args.command](args)
+        return {"run": run, "scaling": scaling, "parts": parts, "replay": replay}[args.command](args)
     except BenchmarkError as error:
         print(error, file=sys.stderr)
         return 2

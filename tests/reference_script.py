@@ -26,6 +26,8 @@ class ReferenceScriptTests:
     learned = 100.0  # a random policy on CartPole lasts about 22 steps
     smaller: ClassVar[dict[str, Any]] = {}
     """Hyper-parameters that make the script's agent quick, where its own take minutes."""
+    constants: ClassVar[dict[str, Any]] = {}
+    """Of the script, likewise."""
 
     @pytest.fixture
     def script(self) -> ModuleType:
@@ -38,7 +40,13 @@ class ReferenceScriptTests:
         for name, value in list(vars(module).items()):
             if self.smaller and name.endswith("Config"):
                 setattr(module, name, partial(value, **self.smaller))
+        vars(module).update(self.constants)
         return module
+
+    @pytest.fixture(autouse=True)
+    def _elsewhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A script may leave files in the working directory."""
+        monkeypatch.chdir(tmp_path)
 
     @pytest.fixture(autouse=True)
     def _threads(self) -> object:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from rl_training.algorithms.drq import DrQ, DrQConfig, drq_loss
+from rl_training.algorithms.drq import DrQ, DrQConfig, critic_error, drq_loss
 from rl_training.algorithms.functional.random_shift import random_shift
 from rl_training.algorithms.functional.squashed_gaussian import squashed_sample
 from rl_training.algorithms.sac import SAC, SACConfig
@@ -63,14 +63,21 @@ def gradient(loss: Tensor, module: torch.nn.Module) -> Tensor:
 
 def test_the_loss_by_hand() -> None:
     q_values = torch.tensor([[[1.0, 2.0], [3.0, 0.0]]])  # one critic, two shifts, two rows
-    loss, slope, metrics = drq_loss(q_values, torch.tensor([2.0, 1.0]))
-    # Errors -1, 1 and 1, -1: four squares over two rows; over shifts they are added.
-    assert float(loss) == 2.0
-    assert slope.tolist() == [[[-1.0, 1.0], [1.0, -1.0]]]
-    found = {name: float(x) for name, x in metrics.items()}
-    assert found == {"critic_loss": 2.0, "q_value_mean": 1.5, "target_q_mean": 1.5}
+    target, value = torch.tensor([2.0, 1.0]), torch.tensor([5.0, 3.0])
+    loss = drq_loss(q_values, target, value, torch.tensor([-1.0, 3.0]), 0.5)
+    # Errors -1, 1 and 1, -1: four squares over two rows; over shifts they are added. The actor's
+    # rows are -0.5 - 5 and 1.5 - 3.
+    assert (float(loss.critic), float(loss.actor)) == (2.0, -3.5)
+    assert {name: float(x) for name, x in loss.metrics.items()} == {
+        "critic_loss": 2.0,
+        "q_value_mean": 1.5,
+        "target_q_mean": 1.5,
+        "actor_loss": -3.5,
+        "entropy": -1.0,
+    }
+    assert critic_error(q_values, target)[1].tolist() == [[[-1.0, 1.0], [1.0, -1.0]]]
     with pytest.raises(ValueError, match="expected"):
-        drq_loss(torch.zeros(2, 3, 4), torch.zeros(5))
+        drq_loss(torch.zeros(2, 3, 4), torch.zeros(5), torch.zeros(5), torch.zeros(5), 0.1)
 
 
 @pytest.mark.parametrize("augmentations", [(1, 1), (2, 2), (3, 2)])
@@ -107,11 +114,11 @@ def test_an_update_is_its_definition(augmentations: tuple[int, int]) -> None:
     # The actor sees the first shift alone, and the critics as they are after their step.
     policy = squashed_sample(twin.actor(current[0]), torch.from_numpy(twin.noise.step(ROWS).copy()))
     value = agent.critics(current[0], policy.action).amin(0)[:, 0]
-    actor_loss = (0.3 * policy.log_prob - value).mean()
-    assert float(result.metrics["actor_loss"]) == pytest.approx(actor_loss.item(), rel=1e-3)
-    assert_close(
-        agent.actor_optimizer.flat.grad, gradient(actor_loss, twin.actor), rtol=1e-2, atol=1e-5
-    )
+    whole = drq_loss(torch.stack(values, 1), aim, value, policy.log_prob, 0.3)
+    for name, number in whole.metrics.items():
+        assert float(result.metrics[name]) == pytest.approx(number.item(), rel=1e-3), name
+    by_actor = gradient(whole.actor, twin.actor)
+    assert_close(agent.actor_optimizer.flat.grad, by_actor, rtol=1e-2, atol=1e-5)
 
 
 def test_without_shifts_it_is_sac_on_the_same_networks() -> None:

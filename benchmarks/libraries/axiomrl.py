@@ -8,7 +8,8 @@ has Adam's default epsilon of 1e-8. The evaluation after each of PPO's rollouts 
 off by a setting and is replaced by nothing; the log row per rollout stays. What is said of DQN
 holds for DRQN, and of PPO for recurrent PPO. Both have no activation before the LSTM, which
 they call once per step of a sequence; 16 steps are recurrent PPO's default. Its SAC, TQC and REDQ
-have a fixed temperature; REDQ's actor steps at every update.
+have a fixed temperature; REDQ's actor steps at every update. Its DrQ plays its policy from the start
+and has a ReLU behind the features, and no normalisation.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 from benchmarks.probe import NotOffered, Probe, main
 from benchmarks.workloads import (
     DQNWorkload,
+    DrQWorkload,
     DRQNWorkload,
     PPOWorkload,
     QRDQNWorkload,
@@ -145,6 +147,16 @@ def redq(w: REDQWorkload, probe: Probe) -> None:
         subset_size=w.subset_size,
         gradient_updates_per_step=w.updates_per_step,
     )
+
+
+def drq(w: DrQWorkload, probe: Probe) -> None:
+    """DrQ; one shift of each image, for the actor another one, is built in."""
+    from axiomrl.algorithms import drq as updates
+    from axiomrl.api.algorithms import DrQ
+
+    sizes = {"actor_hidden_sizes": w.hidden, "critic_hidden_sizes": w.hidden}
+    own = {"features_dim": w.features, "augmentation_pad": w.pad, "alpha": w.alpha}
+    learn_sac(DrQ, updates.DrQ, w, probe, **sizes, **own)
 
 
 def recurrent_keys(w: DRQNWorkload | RecurrentPPOWorkload) -> dict[str, Any]:

@@ -3,12 +3,12 @@
 As in the paper a target is the mean over `num_target_augmentations` shifts of the next image, each
 with an action of its own, and the critics learn it from `num_augmentations` shifts of the image;
 the actor sees the first of them. Unlike in the authors' code the log standard deviation is held in
-its range by clipping, and targets move at every update.
+its range by clipping, and targets move at every update, half as far as they do there at every other.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -31,7 +31,7 @@ class DrQConfig(SoftActorCriticConfig):
     learning_rate: LearningRate = Field(1e-3, description="step size of all optimisers")
     hidden_sizes: HiddenSizes = Field((1024, 1024), description="layers behind the features")
     batch_size: int = Field(128, ge=1, le=1_000_000, description="transitions in one gradient step")
-    tau: float = Field(0.01, gt=0, le=1, description="how far the target critics move per update")
+    tau: float = Field(0.005, gt=0, le=1, description="how far the target critics move per update")
     policy_delay: int = Field(
         2, ge=1, le=100_000, description="updates of the critics for one of the actor"
     )
@@ -61,18 +61,41 @@ class DrQConfig(SoftActorCriticConfig):
     )
 
 
-def drq_loss(q_values: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Metrics]:
+class DrQLoss(NamedTuple):
+    """What critics and actor make smaller, and the metrics of both."""
+
+    critic: Tensor
+    actor: Tensor
+    metrics: Metrics
+
+
+def drq_loss(
+    q_values: Tensor, target: Tensor, policy_value: Tensor, log_prob: Tensor, alpha: float | Tensor
+) -> DrQLoss:
+    """The losses of one update.
+
+    Shapes: q_values [E, M, B], of E critics at M shifts of each image, and target [B], the mean
+    over the shifts of what follows; policy_value and log_prob [B] of the actor's own actions.
+    """
+    expect_shapes("B, B, B", target, policy_value, log_prob)
+    critic, _, numbers = critic_error(q_values, target)
+    actor = (alpha * log_prob - policy_value).mean()
+    more = torch.stack([actor, -log_prob.mean()])
+    names = (*CRITIC_METRICS, "actor_loss", "entropy")
+    return DrQLoss(critic, actor, Metrics(names, torch.cat([numbers, more]).detach()))
+
+
+def critic_error(q_values: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Squared error, averaged over the batch and summed over critics and augmentations.
 
-    Shapes: q_values [E, M, B] and target [B]. Gives the loss, its gradient by the values and the
-    metrics.
+    Shapes: q_values [E, M, B] and target [B]. Gives the loss, its gradient by the values and
+    `CRITIC_METRICS`.
     """
     expect_shapes("E M B, B", q_values, target)
     error = q_values - target
     rows = len(target)
     loss = (error * error).sum() / rows
-    numbers = torch.stack([loss, q_values.mean(), target.mean()])
-    return loss, error * (2 / rows), Metrics(CRITIC_METRICS, numbers)
+    return loss, error * (2 / rows), torch.stack([loss, q_values.mean(), target.mean()])
 
 
 class DrQ(SAC):
@@ -103,12 +126,12 @@ class DrQ(SAC):
     def critic_loss(
         self, output: Tensor, following: Tensor, cost: Tensor, batch: Batch
     ) -> CriticLoss:
-        """`drq_loss` towards the mean over the shifts of the next images."""
+        """`critic_error` towards the mean over the shifts of the next images."""
         rows = len(batch.reward)
         value = (lowest(following) - cost).reshape(-1, rows).mean(0)
         target = batch.reward + batch.discount * value
-        _, gradient, metrics = drq_loss(output.reshape(len(output), -1, rows), target)
-        return CriticLoss(gradient.reshape(output.shape), metrics.numbers)
+        _, gradient, numbers = critic_error(output.reshape(len(output), -1, rows), target)
+        return CriticLoss(gradient.reshape(output.shape), numbers)
 
     def _shifted(self, images: Tensor, times: int) -> Tensor:
         """Each image so many times, one after the other, each time shifted anew."""

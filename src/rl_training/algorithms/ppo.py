@@ -76,8 +76,9 @@ class PPO(Algorithm):
         return [*self._forward(obs), *log_std]
 
     def _forward(self, obs: Any) -> tuple[Array, Array]:
-        """Policy outputs and values of a minibatch."""
-        return self.model.policy(obs), self.model.value(obs)
+        """Policy outputs and values of a minibatch; a network may give both at once."""
+        both = getattr(self.model, "policy_and_value", None)
+        return both(obs) if both else (self.model.policy(obs), self.model.value(obs))
 
     def act(
         self,

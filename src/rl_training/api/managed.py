@@ -39,7 +39,7 @@ from rl_training.runtime.resuming import report_skipped
 from rl_training.runtime.threads import threads
 from rl_training.runtime.training_run import evaluation_seed
 
-ENVIRONMENT_KEYS = ("env_id", "env_kwargs", "wrappers")
+ENVIRONMENT_KEYS = ("env_id", "env_kwargs", "eval_env_kwargs", "wrappers")
 
 
 class ManagedAlgorithm:

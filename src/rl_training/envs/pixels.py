@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import importlib.util
 from typing import Any
 
 import gymnasium as gym
@@ -18,6 +18,8 @@ from gymnasium.wrappers import (
 )
 
 from rl_training.envs.snapshots import SnapshotEnvMaker
+from rl_training.envs.stacking import frames_of
+from rl_training.errors import MissingExtra
 
 
 class PixelObservation(gym.ObservationWrapper[np.ndarray, Any, np.ndarray]):
@@ -42,6 +44,8 @@ class PixelObservation(gym.ObservationWrapper[np.ndarray, Any, np.ndarray]):
                 f"expected an environment that renders into arrays, found render_mode "
                 f"{env.render_mode!r}; set env_kwargs: {{render_mode: rgb_array}}"
             )
+        if importlib.util.find_spec("cv2") is None:
+            raise MissingExtra("PixelObservation needs OpenCV: pip install 'rl-training[pixels]'")
         if min(size, frame_stack, action_repeat) < 1:
             raise ValueError(
                 f"expected at least 1 of each, found {size=}, {frame_stack=}, {action_repeat=}"
@@ -51,6 +55,7 @@ class PixelObservation(gym.ObservationWrapper[np.ndarray, Any, np.ndarray]):
         env = ResizeObservation(AddRenderObservation(env, render_only=True), (size, size))
         if grayscale:
             env = GrayscaleObservation(env, keep_dim=True)
+        env.observation_space.seed(0)  # the stacking copies its generator, which would be random
         super().__init__(FrameStackObservation(env, frame_stack))
         self.stacked_frames = frame_stack
         channels = 1 if grayscale else 3
@@ -66,18 +71,11 @@ def stacked_frames(envs: VectorEnv[Any, Any, Any]) -> int:
     """How many images an observation of a vector environment stacks; 1 if nothing says it."""
     base = envs.unwrapped
     if isinstance(base, SyncVectorEnv):
-        env = base.envs[0]
-        known = env.has_wrapper_attr("stacked_frames")
-        return int(env.get_wrapper_attr("stacked_frames")) if known else 1
+        return frames_of(base.envs[0])
     if isinstance(base, AsyncVectorEnv) and all(
         isinstance(make, SnapshotEnvMaker) for make in base.env_fns
     ):
         return int(base.call("frames_stacked")[0])
+    if type(base).__module__.partition(".")[0] == "ale_py":
+        return int(envs.single_observation_space.shape[0])
     return int(getattr(base, "stacked_frames", 1))
-
-
-def render_without_a_screen() -> None:
-    """Have MuJoCo and pygame draw into memory where no screen is connected."""
-    if not os.environ.get("DISPLAY"):
-        os.environ.setdefault("MUJOCO_GL", "egl")
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")

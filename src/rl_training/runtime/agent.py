@@ -125,6 +125,11 @@ def build_agent(
     )
     normalizer: Normalizer = NoNormalizer()
     if config.normalize_observations:
+        if adapter.spec.obs_dtype == "uint8":
+            raise ConfigError(
+                f"normalize_observations: expected vectors, found the images of "
+                f"{adapter.spec.env_id}; networks of images scale them themselves: leave it out"
+            )
         normalizer = ObservationNormalizer(adapter.spec.obs_shape)
     agent = Agent(spec, adapter, algorithm, normalizer)
     agent.moment = Moment(0, config.total_timesteps, getattr(hyper, "learning_starts", 0))

@@ -52,6 +52,11 @@ class Environments:
         self.config = config
         self.source: Any = config.env_id
         self.prebuilt = isinstance(self.source, (gym.Env, VectorEnv))
+        if self.prebuilt and config.eval_env_kwargs:
+            raise ConfigError(
+                f"eval_env_kwargs: {self.name} is already built, so {config.eval_env_kwargs} would "
+                "have no effect; pass an id or a callable"
+            )
 
     @property
     def name(self) -> str:
@@ -72,7 +77,10 @@ class Environments:
         """One environment of its own, for evaluation."""
         if not self.prebuilt:
             return make_env(
-                self.source, env_kwargs=self.config.env_kwargs, wrappers=self.config.wrappers
+                self.source,
+                env_kwargs=self.config.env_kwargs | self.config.eval_env_kwargs,
+                wrappers=self.config.wrappers,
+                vectorization=self.config.vectorization,
             )
         source, why = self.source, "it is not registered"
         if isinstance(source, VectorEnv) and source is not source.unwrapped:

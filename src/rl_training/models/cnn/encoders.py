@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rl_training.errors import ConfigError
+from rl_training.models.blocks import MLP, Layers
 
 Layer = tuple[int, int, int]
 """Filters, size and stride of a convolution."""
@@ -50,17 +51,19 @@ class Convolutions(nn.Module):
 
 
 class NatureCNN(nn.Module):
-    """The network of Mnih et al. (2015): three convolutions and a layer of 512."""
+    """The network of Mnih et al. (2015): three convolutions and a layer of 512, or other layers."""
 
-    def __init__(self, shape: Sequence[int], features: int = 512) -> None:
+    def __init__(self, shape: Sequence[int], hidden_sizes: Sequence[int] = (512,)) -> None:
         super().__init__()
         self.convolutions = Convolutions(shape, NATURE)
-        self.linear = nn.Linear(self.convolutions.size, features)
-        self.size = features
+        sizes = (self.convolutions.size, *hidden_sizes)
+        self.layers = MLP(sizes, features=True) if hidden_sizes else None
+        self.size = sizes[-1]
 
     def forward(self, images: Tensor) -> Tensor:
         """Features (batch, size)."""
-        return F.relu(self.linear(self.convolutions(images)), inplace=True)
+        seen: Tensor = self.convolutions(images)
+        return seen if self.layers is None else self.layers.forward(seen)
 
 
 class NormalizedFeatures(nn.Module):
@@ -76,11 +79,13 @@ class NormalizedFeatures(nn.Module):
         return torch.tanh(self.norm(self.linear(x)))
 
 
-def init_orthogonal(module: nn.Module) -> None:
-    """Orthogonal weights, larger by sqrt(2) in convolutions, and biases of zero."""
+def init_orthogonal(module: nn.Module, gain: float = 1.0) -> None:
+    """Orthogonal weights, larger by `gain` and in convolutions by sqrt(2), and biases of zero."""
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
-            gain = math.sqrt(2) if isinstance(layer, nn.Conv2d) else 1.0
-            nn.init.orthogonal_(layer.weight, gain)
+            own = math.sqrt(2) if isinstance(layer, nn.Conv2d) else gain
+            nn.init.orthogonal_(layer.weight, own)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
+        elif isinstance(layer, Layers):
+            layer.init_orthogonal(last_gain=gain, gain=gain)

@@ -1,0 +1,102 @@
+"""`train_drq` writes what it promises, and refuses what it cannot see."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from rl_training import DrQ
+from rl_training.errors import ConfigError, IncompatibleEnv
+from rl_training.experiment.checkpointing import find_checkpoint
+from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.registry import resolve_config, train_config
+from rl_training.runtime.drq_trainer import train_drq
+from rl_training.runtime.result import TrainingInterrupted
+from training import StopAt, final_state, tiny_config
+
+PENDULUM: dict[str, Any] = {
+    "env_id": "Pendulum-v1",
+    "env_kwargs": {"render_mode": "rgb_array"},
+    "wrappers": [{"PixelObservation": {"size": 20, "frame_stack": 3, "action_repeat": 2}}],
+    "total_timesteps": 120,
+    "eval_interval": 0,
+    "final_eval_episodes": 1,
+}
+
+
+def test_train_drq_writes_checkpoint_and_metrics(tmp_path: Path) -> None:
+    result = train_drq(tiny_config("drq", tmp_path))
+    summary = json.loads((result.run_dir / "summary.json").read_text())
+    assert (summary["algo"], summary["status"]) == ("drq", "finished")
+    assert summary["updates"] == result.updates == (240 - 20) // 2
+    rows = read_metrics(result.run_dir / "metrics.jsonl")
+    logged = [row for row in rows if "train/critic_loss" in row]
+    assert [row["global_step"] for row in logged] == [50, 100, 150, 200]
+    names = ("critic_loss", "actor_loss", "target_q_mean", "entropy", "alpha")
+    assert all(math.isfinite(row[f"train/{name}"]) for row in logged for name in names)
+    assert [row["train/alpha"] for row in logged] == pytest.approx([0.1] * 4)
+    algorithm = find_checkpoint(result.run_dir).read("agent")["algorithm"]
+    assert int(algorithm["updates"]["number"]) == result.updates
+    assert int(algorithm["actor_optimizer"]["steps"]) == result.updates // 2
+    assert DrQ.load(result.run_dir).evaluate(3).returns == result.eval_returns
+
+
+def test_alpha_may_be_learned(tmp_path: Path) -> None:
+    result = train_drq(tiny_config("drq", tmp_path, algo_kwargs={"alpha": "auto"}))
+    rows = read_metrics(result.run_dir / "metrics.jsonl")
+    found = [row["train/alpha"] for row in rows if "train/alpha" in row]
+    assert found == sorted(found, reverse=True)
+    assert found[-1] < found[0]
+
+
+@pytest.mark.parametrize(("algo", "num_envs"), [("drq", 2), ("drqv2", 1)])
+def test_stopped_and_resumed_equals_never_stopped_on_stacked_images(
+    algo: str, num_envs: int, tmp_path: Path
+) -> None:
+    """The buffer of 80 transitions wraps; episodes end after 100 of the repeated actions."""
+    changes = PENDULUM | {"num_envs": num_envs, "algo_kwargs": {"buffer_size": 80}}
+    config = tiny_config(algo, tmp_path, **changes)
+    straight = train_config(config)
+    assert find_checkpoint(straight.run_dir).info["resume_level"] == "exact"
+    with pytest.raises(TrainingInterrupted) as interruption:
+        train_config(config, callbacks=[StopAt(61)])
+    run_dir = interruption.value.result.run_dir
+    train_config(config, resume=run_dir)
+    assert final_state(run_dir) == final_state(straight.run_dir)
+
+
+def test_images_are_kept_once(tmp_path: Path) -> None:
+    result = train_drq(tiny_config("drq", tmp_path, **PENDULUM))
+    replay = find_checkpoint(result.run_dir).read("replay")
+    assert replay["obs"].shape[2:] == (3, 20, 20)  # one colour image a row, not three
+    assert replay["obs"].dtype == np.uint8
+
+
+@pytest.mark.parametrize("algo", ["drq", "drqv2"])
+def test_what_it_cannot_take_is_refused(algo: str, tmp_path: Path) -> None:
+    with pytest.raises(IncompatibleEnv, match=f"{algo} takes channel-first images of bytes obs"):
+        train_config(tiny_config(algo, tmp_path, env_id="Pendulum-v1", env_kwargs={}))
+    with pytest.raises(IncompatibleEnv, match=f"{algo} takes bounded Box of floats actions"):
+        train_config(tiny_config(algo, tmp_path, env_id=Choices, env_kwargs={}))
+    with pytest.raises(ConfigError, match="images of 8 x 8 are too small"):
+        train_config(tiny_config(algo, tmp_path, env_kwargs={"size": 8}))
+
+
+class Choices(gym.Env[np.ndarray, Any]):
+    """Images, and one of two actions."""
+
+    observation_space = gym.spaces.Box(0, 255, (3, 20, 20), np.uint8)
+    action_space = gym.spaces.Discrete(2)
+
+
+def test_the_defaults_are_the_papers() -> None:
+    hyper = resolve_config({"algo": "drq", "env_id": "PointPixels-v0"}).hyper
+    assert (hyper.num_augmentations, hyper.num_target_augmentations, hyper.pad) == (2, 2, 4)
+    assert (hyper.learning_rate, hyper.tau, hyper.policy_delay) == (1e-3, 0.005, 2)
+    assert (hyper.hidden_sizes, hyper.feature_size, hyper.encoder) == ((1024, 1024), 50, "drq")
