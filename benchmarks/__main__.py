@@ -254,7 +254,9 @@ def main(arguments: Sequence[str]) -> int:
             return 0
         if args.command in ("threads", "ensemble"):
             return threads() if args.command == "threads" else ensemble()
-        return {"run": run, "scaling": scaling, "parts": parts, "replay": replay}[args.command](args)
+        return {"run": run, "scaling": scaling, "parts": parts, "replay": replay}[args.command](
+            args
+        )
     except BenchmarkError as error:
         print(error, file=sys.stderr)
         return 2

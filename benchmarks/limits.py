@@ -17,8 +17,8 @@ from typing import Any
 
 from benchmarks.workloads import (
     DQNWorkload,
-    DrQWorkload,
     DRQNWorkload,
+    DrQWorkload,
     PPOWorkload,
     RecurrentPPOWorkload,
     SACWorkload,

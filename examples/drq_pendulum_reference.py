@@ -63,10 +63,8 @@ def main(steps: int, seed: int) -> float:
             metrics = drq.update(replay.sample(hyper.batch_size), moment).metrics
         if step > WARM_UP and step % 500 == 0:
             recent = [episode.episode_return for episode in collector.episodes][-10:]
-            print(
-                f"step {step:6d}  return {sum(recent) / len(recent):7.1f}  "
-                f"critic loss {metrics['critic_loss']:.3f}  target Q {metrics['target_q_mean']:.1f}"
-            )
+            loss, mean = metrics["critic_loss"], sum(recent) / len(recent)
+            print(f"step {step:6d}  return {mean:7.1f}  critic loss {loss:.3f}")
 
     evaluator = Evaluator(lambda: make_env(ENV_ID, **ENV), adapter)
     evaluation = evaluator.evaluate(
@@ -77,14 +75,12 @@ def main(steps: int, seed: int) -> float:
     )
     print(f"final policy: {evaluation.mean:.1f} ± {evaluation.std:.1f} over 5 episodes")
 
-    # The policy on its own: its weights, and a program for any number of images.
+    # The policy on its own: its weights, and a program for any number of images; loaded again.
     OUTPUT.mkdir(parents=True, exist_ok=True)
     policy, images = Policy(drq.actor).eval(), torch.from_numpy(transition.obs).repeat(2, 1, 1, 1)
     save_file(policy.state_dict(), OUTPUT / "policy.safetensors")
     program = torch.export.export(policy, (images,), dynamic_shapes=({0: torch.export.Dim.AUTO},))
     torch.export.save(program, OUTPUT / "policy.pt2")
-
-    # Loaded again, both act as the agent does.
     policy.load_state_dict(load_file(OUTPUT / "policy.safetensors"))
     loaded = torch.export.load(OUTPUT / "policy.pt2").module()
     actions = [adapter.decode(act(images[:1]).detach().numpy())[0] for act in (policy, loaded)]

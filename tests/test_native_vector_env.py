@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ def test_one_of_them_is_the_same_game() -> None:
         assert np.array_equal(many[0], one)
         assert alone == reward[0]
         assert isinstance(alone, float)
-        assert not (terminated or truncated)
+        assert not terminated
+        assert not truncated
     again, _ = env.reset(seed=5)
     assert not np.array_equal(again, one)
     assert np.array_equal(again, env.reset(seed=5)[0])
@@ -65,7 +67,7 @@ def test_a_game_that_ends_gives_its_last_image_and_no_false_transition() -> None
     collector.reset([1, 2], ())
     steps = [collector.step(lambda obs, *_: played(len(obs))) for _ in range(40)]
     collector.close()
-    for step, later in zip(steps, steps[1:], strict=False):
+    for step, later in pairwise(steps):
         kept = step.valid & ~(step.terminated | step.truncated)
         assert np.array_equal(step.next_obs[kept], later.obs[kept])
     ends = np.array([step.truncated & step.valid for step in steps])
@@ -137,5 +139,5 @@ def test_arguments_for_evaluations_reach_them(tmp_path: Path) -> None:
     result = train_config(config)
     assert max(result.eval_returns) <= 4  # a reward of 1 per step
     env = gym.make("CartPole-v1")
-    with pytest.raises(ConfigError, match="eval_env_kwargs: .* is already built"):
+    with pytest.raises(ConfigError, match=r"eval_env_kwargs: .* is already built"):
         train_config(config.with_changes(env_id=env))

@@ -8,8 +8,8 @@ has Adam's default epsilon of 1e-8. The evaluation after each of PPO's rollouts 
 off by a setting and is replaced by nothing; the log row per rollout stays. What is said of DQN
 holds for DRQN, and of PPO for recurrent PPO. Both have no activation before the LSTM, which
 they call once per step of a sequence; 16 steps are recurrent PPO's default. Its SAC, TQC and REDQ
-have a fixed temperature; REDQ's actor steps at every update. Its DrQ plays its policy from the start
-and has a ReLU behind the features, and no normalisation.
+have a fixed temperature; REDQ's actor steps at every update. Its DrQ plays its policy from the
+start, and has a ReLU behind the features and no normalisation.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 from benchmarks.probe import NotOffered, Probe, main
 from benchmarks.workloads import (
     DQNWorkload,
-    DrQWorkload,
     DRQNWorkload,
+    DrQWorkload,
     PPOWorkload,
     QRDQNWorkload,
     RecurrentPPOWorkload,

@@ -11,8 +11,8 @@ from typing import Any
 from benchmarks.probe import Probe, main
 from benchmarks.workloads import (
     DQNWorkload,
-    DrQWorkload,
     DRQNWorkload,
+    DrQWorkload,
     PPOWorkload,
     QRDQNWorkload,
     RecurrentPPOWorkload,

@@ -3,7 +3,7 @@
 As in the paper a target is the mean over `num_target_augmentations` shifts of the next image, each
 with an action of its own, and the critics learn it from `num_augmentations` shifts of the image;
 the actor sees the first of them. Unlike in the authors' code the log standard deviation is held in
-its range by clipping, and targets move at every update, half as far as they do there at every other.
+its range by clipping, and targets move at every update, half as far as there at every other one.
 """
 
 from __future__ import annotations

@@ -164,8 +164,7 @@ class ReplayBuffer:
     ) -> np.ndarray:
         """Write the first observations of episodes, which leave the last of those before alone."""
         rows = np.flatnonzero(begins)
-        owners = np.arange(self.num_envs)[envs][rows]
-        newest = here[rows]
+        owners, newest = np.arange(self.num_envs)[envs][rows], here[rows]
         for number in range(self.spec.frames):
             newest = self._after(newest, owners)
             self._obs[newest] = self._observations.frame(obs[rows], number)

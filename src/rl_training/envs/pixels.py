@@ -77,5 +77,5 @@ def stacked_frames(envs: VectorEnv[Any, Any, Any]) -> int:
     ):
         return int(base.call("frames_stacked")[0])
     if type(base).__module__.partition(".")[0] == "ale_py":
-        return int(envs.single_observation_space.shape[0])
+        return int((envs.single_observation_space.shape or (1,))[0])
     return int(getattr(base, "stacked_frames", 1))

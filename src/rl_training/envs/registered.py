@@ -6,7 +6,7 @@ import difflib
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
@@ -18,6 +18,8 @@ from rl_training.errors import ConfigError, EnvError, MissingExtra, RLTrainingEr
 _EXTRAS = {"gymnasium.envs.box2d": "box2d", "gymnasium.envs.mujoco": "mujoco"}
 _MODULES = {"popgym": "popgym", "ale_py": "atari", "shimmy": "dmc"}  # register when imported
 _NAMESPACES = {"ALE": "ale_py", "dm_control": "shimmy"}  # which of them an id's prefix means
+
+_T = TypeVar("_T")
 
 
 def registering_module(name: str) -> Any:
@@ -40,7 +42,7 @@ def make_registered(env_id: str, kwargs: Mapping[str, Any]) -> object:
 def make_native(env_id: str, num_envs: int, kwargs: Mapping[str, Any]) -> VectorEnv[Any, Any, Any]:
     """The vector implementation that comes with the environment of that id."""
 
-    def make() -> object:
+    def make() -> Any:
         if gym.spec(env_id).vector_entry_point is None:
             raise ConfigError(
                 f"vectorization: {env_id} has no vector implementation of its own; use sync or "
@@ -49,11 +51,11 @@ def make_native(env_id: str, num_envs: int, kwargs: Mapping[str, Any]) -> Vector
         mode = gym.VectorizeMode.VECTOR_ENTRY_POINT
         return gym.make_vec(env_id, num_envs, vectorization_mode=mode, **kwargs)
 
-    venv: Any = _made(env_id, kwargs, make)
+    venv: VectorEnv[Any, Any, Any] = _made(env_id, kwargs, make)
     return venv
 
 
-def _made(env_id: str, kwargs: Mapping[str, Any], make: Callable[[], object]) -> object:
+def _made(env_id: str, kwargs: Mapping[str, Any], make: Callable[[], _T]) -> _T:
     if kwargs.get("render_mode") == "rgb_array":
         _render_without_a_screen()
     if env_id not in gym.registry:

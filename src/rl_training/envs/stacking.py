@@ -9,7 +9,7 @@ from gymnasium.wrappers import FrameStackObservation
 
 
 def frames_of(env: gym.Env[Any, Any]) -> int:
-    """As a wrapper says it, `PixelObservation` or Gymnasium's for images without colours; else 1."""
+    """As `PixelObservation` says it, or Gymnasium's wrapper of images without colours; else 1."""
     if env.has_wrapper_attr("stacked_frames"):
         return int(env.get_wrapper_attr("stacked_frames"))
     shape, layer = env.observation_space.shape, env

@@ -86,6 +86,8 @@ def actor_critic(of_vectors: Build) -> Build:
     """Builds what `of_vectors` builds, and for images an `ImageActorCritic`."""
 
     def build(spec: EnvSpec, hyper: Any) -> nn.Module:
-        return of_vectors(spec, hyper) if len(spec.obs_shape) == 1 else ImageActorCritic(spec, hyper)
+        return (
+            of_vectors(spec, hyper) if len(spec.obs_shape) == 1 else ImageActorCritic(spec, hyper)
+        )
 
     return build
