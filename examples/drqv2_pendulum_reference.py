@@ -10,7 +10,8 @@ import argparse
 
 import torch
 
-from rl_training.algorithms.drqv2 import DrQv2, DrQv2Config
+from rl_training.algorithms.drqv2 import DrQv2
+from rl_training.algorithms.drqv2_config import DrQv2Config
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.types import Moment
 from rl_training.envs.factory import make_env, make_vector_env

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from rl_training.algorithms.drqv2 import BOUND, DrQv2, DrQv2Config, drqv2_loss
+from rl_training.algorithms.drqv2 import BOUND, DrQv2, drqv2_loss
+from rl_training.algorithms.drqv2_config import DrQv2Config
 from rl_training.algorithms.functional.random_shift import random_shift
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.types import Batch, Moment
+from rl_training.errors import ConfigError
 from rl_training.experiment.config import Schedule
 from rl_training.models.cnn.drqv2 import CNNDrQv2Model
 from test_drq_update import LEARNING, ROWS, SPEC, gradient, random_batch
@@ -167,3 +169,54 @@ def test_weights_start_orthogonal() -> None:
     assert len(matrices) == 3  # of two critics and an actor
     assert_close(matrices @ matrices.mT, torch.eye(8).expand(3, 8, 8), atol=1e-5, rtol=0)
     assert not torch.equal(matrices[0], matrices[1])
+
+
+class Unfit(torch.nn.Module):
+    """An encoder, an actor and critics of the given output sizes."""
+
+    def __init__(self, actions: int = 2, critics: int = 2, *, shared: bool = False) -> None:
+        super().__init__()
+        self.encoder = torch.nn.Sequential(torch.nn.Flatten(), Scaled())
+        self.actor = torch.nn.LazyLinear(actions)
+        self.critics = Critics(critics)
+        if shared:
+            self.critics.layer = self.actor
+        self(torch.zeros(1, *SPEC.obs_shape, dtype=torch.uint8))
+
+    def forward(self, images: Tensor) -> Tensor:
+        seen = self.encoder(images)
+        return self.actor(seen), self.critics(seen, torch.zeros(1, 2))
+
+
+class Scaled(torch.nn.Module):
+    """Eight features of bytes, and of nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.LazyLinear(8)
+
+    def forward(self, images: Tensor) -> Tensor:
+        assert images.dtype == torch.uint8
+        return self.layer(images / 255)
+
+
+class Critics(torch.nn.Module):
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count, self.layer = count, torch.nn.LazyLinear(1)
+
+    def forward(self, seen: Tensor, action: Tensor) -> Tensor:
+        del action
+        return self.layer(seen)[None, :, :1].expand(self.count, -1, -1)
+
+
+def test_a_network_of_ones_own_is_checked() -> None:
+    DrQv2(Unfit(), DrQv2Config(), SPEC)
+    with pytest.raises(ConfigError, match=r"the actor to give \(1, 2\).*found \(1, 3\)"):
+        DrQv2(Unfit(actions=3), DrQv2Config(), SPEC)
+    with pytest.raises(ConfigError, match=r"critics \(2, 1, 1\).*and \(5, 1, 1\)"):
+        DrQv2(Unfit(critics=5), DrQv2Config(), SPEC)
+    with pytest.raises(ConfigError, match="encoder and actor and critics share parameters"):
+        DrQv2(Unfit(shared=True), DrQv2Config(), SPEC)
+    with pytest.raises(ConfigError, match="expected a module named encoder, found none"):
+        DrQv2(torch.nn.Linear(2, 2), DrQv2Config(), SPEC)

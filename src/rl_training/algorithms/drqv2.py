@@ -7,14 +7,15 @@ loss, where its clamp to the bounds passes gradients as if it were not there; no
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Acting, Algorithm, UpdateResult
+from rl_training.algorithms.checks import check_encoded
+from rl_training.algorithms.drqv2_config import DrQv2Config
 from rl_training.algorithms.functional.random_shift import random_shift
 from rl_training.algorithms.functional.shapes import expect_shapes
 from rl_training.algorithms.generators import (
@@ -26,49 +27,10 @@ from rl_training.algorithms.generators import (
 from rl_training.algorithms.optimization import Optimizer, TargetNetwork
 from rl_training.data.metrics import Metrics
 from rl_training.data.types import Batch, EnvSpec, Moment, PolicyState
-from rl_training.experiment.config import (
-    HiddenSizes,
-    LearningRate,
-    Schedule,
-    Scheduled,
-    TransitionHyperParameters,
-    bounded_schedule,
-    scheduled_value,
-)
+from rl_training.experiment.config import scheduled_value
 
 METRICS = ("critic_loss", "q_value_mean", "target_q_mean", "actor_loss")
 BOUND = 1 - 1e-6  # of actions, so that they stay inside the squashing's range
-
-
-class DrQv2Config(TransitionHyperParameters):
-    """Hyper-parameters of DrQ-v2."""
-
-    learning_rate: LearningRate = Field(1e-4, description="step size of all optimisers")
-    hidden_sizes: HiddenSizes = Field((1024, 1024), description="layers behind the features")
-    batch_size: int = Field(256, ge=1, le=1_000_000, description="transitions in one gradient step")
-    n_step: int = Field(
-        3, ge=1, le=1000, description="rewards summed before the value of what follows"
-    )
-    replay_ratio: float = Field(
-        0.5, gt=0, le=1000, description="gradient steps per environment transition"
-    )
-    learning_starts: int = Field(
-        2_000, ge=0, description="environment transitions of random play before the first update"
-    )
-    num_critics: int = Field(2, ge=1, le=1000, description="critics in the ensemble")
-    tau: float = Field(0.01, gt=0, le=1, description="how far the target critics move per update")
-    encoder: Literal["drq", "nature"] = Field(
-        "drq", description="four small convolutions as in the paper, or the three of Mnih et al."
-    )
-    feature_size: int = Field(50, ge=1, le=65_536, description="features behind the convolutions")
-    pad: int = Field(4, ge=0, le=1000, description="how far an image is shifted at most; 0 is none")
-    noise: Annotated[Scheduled, bounded_schedule(0, 100)] = Field(
-        Schedule(initial=1.0, final=0.1, fraction=0.5),
-        description="standard deviation of the noise on actions",
-    )
-    noise_clip: float = Field(
-        0.3, gt=0, le=100, description="bound on the noise in targets and in the actor's loss"
-    )
 
 
 def drqv2_loss(q_values: Tensor, target: Tensor) -> Tensor:
@@ -94,11 +56,12 @@ class DrQv2(Algorithm):
         super().__init__(device)
         self.hyper = hyper
         self.model: Any = model.to(self.device)
+        check_encoded(self.model, spec, hyper)
         self.optimizers = {
             name: Optimizer(getattr(self.model, name)) for name in ("encoder", "actor", "critics")
         }
-        critics: Any = self.model.critics
-        self.target = TargetNetwork(critics, self.optimizers["critics"], tau=hyper.tau)
+        own = self.optimizers["critics"]
+        self.target = TargetNetwork(self.model.critics, own, tau=hyper.tau)
         seeds = derived_seeds(seed, 3)
         self.noise = normal_noise(seeds[0], spec.action_dim)
         self.random = uniform_noise(seeds[1], spec.action_dim)

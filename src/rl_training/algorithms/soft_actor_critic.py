@@ -136,10 +136,7 @@ class SoftActorCritic(SoftActing):
         return None
 
     def views(self, batch: Batch) -> Views:
-        """What the critics see of a batch; more rows than it has if it is seen in several ways.
-
-        The actor learns from the first of them.
-        """
+        """What the critics see of a batch, perhaps in several ways; the actor sees the first."""
         return Views(batch.obs, batch.action, batch.next_obs)
 
     @abstractmethod

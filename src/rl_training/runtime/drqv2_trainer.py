@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from rl_training.algorithms.drqv2 import DrQv2, DrQv2Config
+from rl_training.algorithms.drqv2 import DrQv2
+from rl_training.algorithms.drqv2_config import DrQv2Config
 from rl_training.models.cnn.drqv2 import CNNDrQv2Model
 from rl_training.runtime import drq_trainer
 from rl_training.runtime.train import trainer

@@ -1,0 +1,48 @@
+"""DrQ's reference script, on a smaller task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from reference_script import ReferenceScriptTests
+
+POINT = {"ENV_ID": "PointPixels-v0", "ENV": {"env_kwargs": {"size": 40}}, "WARM_UP": 200}
+
+
+class TestDrQReferenceScript(ReferenceScriptTests):
+    name = "drq_pendulum_reference"
+    learning_steps = 1_500
+    short_steps = 230
+    few_steps = "505"  # five more than the warm-up
+    learned = 18.0  # of 35 at best; a random policy gets about 8
+    constants: ClassVar[dict[str, Any]] = POINT
+    smaller: ClassVar[dict[str, Any]] = {
+        "hidden_sizes": (64, 64),
+        "batch_size": 32,
+        "num_augmentations": 1,
+        "num_target_augmentations": 1,
+    }
+
+    def test_it_leaves_the_policy_behind(
+        self, script: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        script.main(205, 1)
+        folder = tmp_path / "runs" / "drq_pendulum"
+        weights = load_file(folder / "policy.safetensors")
+        assert all(name.startswith("0.") for name in weights)
+        images = torch.randint(0, 256, (7, 3, 40, 40), dtype=torch.uint8)
+        program = torch.export.load(folder / "policy.pt2").module()
+        actions = program(images)
+        assert actions.shape == (7, 2)
+        assert float(actions.detach().abs().max()) < 1
+        line = capsys.readouterr().out.splitlines()[-1]
+        by_weights, by_program = line.partition(": ")[2].split(" by the weights, ")
+        assert by_weights == by_program.removesuffix(" by the program")
+        assert np.isfinite([float(word) for word in by_weights.strip("[]").split()]).all()
