@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import pytest
+import torch
 
 from rl_training.experiment.checkpointing import find_checkpoint
 from rl_training.experiment.config import TrainConfig
@@ -95,6 +99,12 @@ def recalled(algo: str, output_dir: Path, *, hyper: dict[str, Any], **settings: 
     mean = train_config(config).eval_return_mean
     assert mean is not None
     return mean
+
+
+def compile_without_code(algo: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trace but generate no code, which takes most of the time, for all but one of each family."""
+    if algo not in ("dqn", "ppo", "sac"):
+        monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
 
 
 def updates_due(config: TrainConfig, env_steps: int) -> int:
