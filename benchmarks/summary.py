@@ -172,7 +172,8 @@ def markdown_tables(results: Results) -> str:
     speeds, costs = [], []
     for name, rows in summaries.items():
         title = from_plain(results["workloads"][name]).title
-        speeds.append([f"{name}: {title}", *(_speed(rows.get(library)) for library in shown)])
+        cells = [_speed(rows.get(x)) or _why_none(results, name, x) for x in shown]
+        speeds.append([f"{name}: {title}", *cells])
         costs.append([name, *(_cost(rows.get(library)) for library in shown)])
     counts = {row.rounds for rows in summaries.values() for row in rows.values() if row.rounds}
     rounds = " to ".join(map(str, sorted({min(counts, default=0), max(counts, default=0)})))
@@ -216,9 +217,15 @@ def parts_table(found: Mapping[str, Mapping[str, float]]) -> list[str]:
     return markdown(["microseconds per transition", *found], rows)
 
 
+def _why_none(results: Results, workload: str, library: str) -> str:
+    """Why a library has no figure: it was asked and failed, or it does not offer the workload."""
+    mine = [r for r in results["runs"] if (r["workload"], r["library"]) == (workload, library)]
+    return "failed" if any("error" in run for run in mine) else "not offered"
+
+
 def _speed(row: Row | None) -> str:
     if row is None:
-        return "failed or not offered"
+        return ""
     if row.ratio is None:
         return f"{shown_rate(row.rate.median)}"
     ratio = f"**{row.ratio.median:.2f}x** ({row.ratio.low:.2f} to {row.ratio.high:.2f})"

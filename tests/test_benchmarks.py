@@ -277,7 +277,9 @@ def test_a_library_that_never_ran_a_workload_has_an_empty_place(results: dict[st
     results["workloads"]["W8"] = W8.to_plain()
     results["limits"] = []
     results["runs"] += [run_of("ours", 0, 1024, 1.0, 1.0) | {"workload": "W8"}]
-    assert f"| W8: {W8.title} | 1,024 | failed or not offered |" in markdown_tables(results)
+    assert f"| W8: {W8.title} | 1,024 | not offered |" in markdown_tables(results)
+    results["runs"] += [{"library": "sb3", "workload": "W8", "round": 0, "error": "it broke"}]
+    assert f"| W8: {W8.title} | 1,024 | failed |" in markdown_tables(results)
 
 
 def test_pictures_are_drawn(

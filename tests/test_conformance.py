@@ -24,7 +24,16 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.compatibility import check_spaces
 from rl_training.runtime.result import TrainingInterrupted
 from rl_training.runtime.training_run import TrainingRun
-from training import ALGORITHMS, COMPILED, ON_ARRAYS, StopAt, final_state, tiny_config, updates_due
+from training import (
+    ALGORITHMS,
+    COMPILED,
+    ON_ARRAYS,
+    StopAt,
+    compile_without_code,
+    final_state,
+    tiny_config,
+    updates_due,
+)
 
 pytestmark = pytest.mark.parametrize("algo", ALGORITHMS)
 
@@ -35,6 +44,11 @@ WAYS: dict[str, dict[str, Any]] = {
     "compiled": {"execution": "compiled"},
 }
 each_way = pytest.mark.parametrize("way", WAYS)
+
+
+@pytest.fixture(autouse=True)
+def _quick_compiles(algo: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_without_code(algo, monkeypatch)
 
 
 @each_way

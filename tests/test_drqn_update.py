@@ -20,12 +20,10 @@ from rl_training.data.types import EnvSpec, Moment, SequenceBatch
 from rl_training.envs.factory import make_vector_env
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.errors import ConfigError
-from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.registry import train_config
 from rl_training.models.mlp_q_network import MLPQNetwork
 from rl_training.models.recurrent.lstm_q_network import LSTMQNetwork
 from rl_training.runtime.collector import Collector
-from toy_envs import RecallEnv
+from training import recalled
 from value_batches import numbers_of
 
 SPEC = EnvSpec(env_id="toy", obs_shape=(3,), action_kind="discrete", num_actions=2)
@@ -557,29 +555,10 @@ def test_chunks_must_move_on() -> None:
 # A task that cannot be done without a memory.
 
 
-def recalled(algo: str, tmp_path: Path, **hyper: Any) -> float:
+def played(algo: str, tmp_path: Path, **hyper: Any) -> float:
     """Mean return of the final policy; 1 is a memory, 0.5 a coin."""
-    config = TrainConfig(
-        algo=algo,
-        env_id=RecallEnv,
-        output_dir=tmp_path,
-        total_timesteps=2_500,
-        num_envs=2,
-        eval_interval=0,
-        final_eval_episodes=200,
-        algo_kwargs={
-            "hidden_sizes": [16],
-            "learning_rate": 1e-2,
-            "learning_starts": 200,
-            "epsilon": 0.3,
-            "gamma": 0.9,
-            "tau": 0.05,
-            **hyper,
-        },
-    )
-    mean = train_config(config).eval_return_mean
-    assert mean is not None
-    return mean
+    learning = {"learning_starts": 200, "epsilon": 0.3, "tau": 0.05} | hyper
+    return recalled(algo, tmp_path, hyper=learning, total_timesteps=2_500, num_envs=2)
 
 
 @pytest.mark.parametrize(
@@ -588,9 +567,9 @@ def recalled(algo: str, tmp_path: Path, **hyper: Any) -> float:
     ids=["whole episodes", "short sequences after burn-in"],
 )
 def test_drqn_remembers_a_cue(shape: dict[str, Any], tmp_path: Path) -> None:
-    assert recalled("drqn", tmp_path, core_size=16, batch_size=32, **shape) > 0.95
+    assert played("drqn", tmp_path, core_size=16, batch_size=32, **shape) > 0.95
 
 
 def test_dqn_cannot_remember_a_cue(tmp_path: Path) -> None:
     # Half of 200 coins, standard deviation 7: five of them.
-    assert 0.325 < recalled("dqn", tmp_path) < 0.675
+    assert 0.325 < played("dqn", tmp_path) < 0.675

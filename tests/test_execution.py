@@ -28,7 +28,16 @@ from rl_training.runtime.execution import planned_updates
 from rl_training.runtime.result import TrainingInterrupted
 from rl_training.runtime.training_run import TrainingRun
 from toy_envs import CountingEnv
-from training import ALGORITHMS, FAMILY, ON_ARRAYS, OPTIONS, StopAt, final_state, tiny_config
+from training import (
+    ALGORITHMS,
+    FAMILY,
+    ON_ARRAYS,
+    OPTIONS,
+    StopAt,
+    compile_without_code,
+    final_state,
+    tiny_config,
+)
 
 
 def test_planned_updates_of_replay_by_hand() -> None:
@@ -211,8 +220,9 @@ class Last(Callback):
     ],
 )
 def test_a_compiled_update_is_the_eager_one(
-    algo: str, options: dict[str, Any], tmp_path: Path
+    algo: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    compile_without_code(algo, monkeypatch)
     compiled, eager = Last(), Last()
     config = tiny_config(algo, tmp_path, algo_kwargs=options)
     run_dir = train(config.with_changes(execution="compiled"), callbacks=[compiled]).run_dir

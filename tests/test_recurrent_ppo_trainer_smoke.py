@@ -13,13 +13,12 @@ import torch
 from rl_training.experiment.checkpointing import find_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import read_metrics
-from rl_training.experiment.registry import train_config
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.recurrent_ppo_trainer import train_recurrent_ppo
 from rl_training.runtime.result import TrainingInterrupted
 from rl_training.runtime.training_run import TrainingRun
-from toy_envs import ChainEnv, RecallEnv
-from training import KeepModel, StopAt, final_state, tiny_config
+from toy_envs import ChainEnv
+from training import KeepModel, StopAt, final_state, recalled, tiny_config
 
 SHAPES: dict[str, dict[str, Any]] = {
     "lstm": {},
@@ -148,29 +147,10 @@ def test_a_time_limit_that_truncates_bootstraps(tmp_path: Path) -> None:
     np.testing.assert_allclose(values.detach(), 1 / (1 - 0.8), atol=0.25)  # 5, not 2.952 to 1
 
 
-def recalled(algo: str, tmp_path: Path, **hyper: Any) -> float:
+def played(algo: str, tmp_path: Path, **hyper: Any) -> float:
     """Mean return of the final policy; 1 is a memory, 0.5 a coin."""
-    config = TrainConfig(
-        algo=algo,
-        env_id=RecallEnv,
-        num_envs=8,
-        output_dir=tmp_path,
-        total_timesteps=5_000,
-        eval_interval=0,
-        final_eval_episodes=200,
-        algo_kwargs={
-            "hidden_sizes": [16],
-            "learning_rate": 1e-2,
-            "num_steps": 24,
-            "batch_size": 96,
-            "epochs": 6,
-            "gamma": 0.9,
-            **hyper,
-        },
-    )
-    mean = train_config(config).eval_return_mean
-    assert mean is not None
-    return mean
+    learning = {"num_steps": 24, "batch_size": 96, "epochs": 6} | hyper
+    return recalled(algo, tmp_path, hyper=learning, total_timesteps=5_000, num_envs=8)
 
 
 @pytest.mark.parametrize(
@@ -180,9 +160,9 @@ def recalled(algo: str, tmp_path: Path, **hyper: Any) -> float:
 )
 def test_it_learns_to_remember_a_cue(shape: str, length: int, tmp_path: Path) -> None:
     hyper = {"core_size": 16, "sequence_length": length} | SHAPES[shape]
-    assert recalled("recurrent_ppo", tmp_path, **hyper) > 0.9
+    assert played("recurrent_ppo", tmp_path, **hyper) > 0.9
 
 
 def test_without_a_memory_it_cannot_be_learned(tmp_path: Path) -> None:
     # Half of 200 coins, standard deviation 7: five of them.
-    assert 0.325 < recalled("ppo", tmp_path) < 0.675
+    assert 0.325 < played("ppo", tmp_path) < 0.675

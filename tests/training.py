@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
 from rl_training.experiment.checkpointing import find_checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.registry import resolve_config
+from rl_training.experiment.registry import resolve_config, train_config
 from rl_training.experiment.state_tree import tree_hash
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.spec import all_specs
 from rl_training.runtime.training_run import TrainingRun
+from toy_envs import RecallEnv
 
 ALGORITHMS = sorted(all_specs())
 
@@ -84,6 +89,28 @@ TINY: dict[str, dict[str, Any]] = {
         },
     },
 }
+
+
+def recalled(algo: str, output_dir: Path, *, hyper: dict[str, Any], **settings: Any) -> float:
+    """Mean return on a task that needs a memory, of the final policy; a coin would have 0.5."""
+    config = TrainConfig(
+        algo=algo,
+        env_id=RecallEnv,
+        output_dir=str(output_dir),
+        eval_interval=0,
+        final_eval_episodes=200,
+        algo_kwargs={"hidden_sizes": [16], "learning_rate": 1e-2, "gamma": 0.9, **hyper},
+        **settings,
+    )
+    mean = train_config(config).eval_return_mean
+    assert mean is not None
+    return mean
+
+
+def compile_without_code(algo: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trace but generate no code, which takes most of the time, for all but one of each family."""
+    if algo not in ("dqn", "ppo", "sac"):
+        monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
 
 
 def updates_due(config: TrainConfig, env_steps: int) -> int:

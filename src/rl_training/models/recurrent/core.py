@@ -59,13 +59,15 @@ class RecurrentCore(nn.Module):
 
         The kernel for pieces of equal length is twice as fast as the one for packed ones.
         """
-        pieces = Pieces(first.cpu().numpy()) if bool(first[1:].any()) else None
-        if pieces is None or pieces.padding > MOST_PADDING:
-            alone: Tensor = self(inputs, state, first)[0]
-            return alone
+        if not bool(first[1:].any()):
+            whole: Tensor = self(inputs, state, first)[0]
+            return whole
+        pieces = Pieces(first.cpu().numpy())
+        before = self._before(state, first, pieces)
+        if pieces.padding > MOST_PADDING:
+            return self._packed(inputs, before, pieces)[0]
         padded = inputs.flatten(0, 1)[_on(first, pieces.rows)]
-        before = self._to_layer(self._before(state, first, pieces))
-        outputs: Tensor = self.layer(padded, before)[0]
+        outputs: Tensor = self.layer(padded, self._to_layer(before))[0]
         return outputs.flatten(0, 1)[_on(first, pieces.back)]
 
     def step(self, inputs: np.ndarray, state: Arrays, first: np.ndarray) -> Arrays:
