@@ -81,6 +81,7 @@ def main(steps: int, seed: int) -> float:
     save_file(policy.state_dict(), OUTPUT / "policy.safetensors")
     program = torch.export.export(policy, (images,), dynamic_shapes=({0: torch.export.Dim.AUTO},))
     torch.export.save(program, OUTPUT / "policy.pt2")
+    policy = Policy(CNNDrQModel.build(adapter.spec, hyper).actor)
     policy.load_state_dict(load_file(OUTPUT / "policy.safetensors"))
     loaded = torch.export.load(OUTPUT / "policy.pt2").module()
     actions = [adapter.decode(act(images[:1]).detach().numpy())[0] for act in (policy, loaded)]

@@ -80,8 +80,9 @@ def test_the_loss_by_hand() -> None:
         drq_loss(torch.zeros(2, 3, 4), torch.zeros(5), torch.zeros(5), torch.zeros(5), 0.1)
 
 
+@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("augmentations", [(1, 1), (2, 2), (3, 2)])
-def test_an_update_is_its_definition(augmentations: tuple[int, int]) -> None:
+def test_an_update_is_its_definition(augmentations: tuple[int, int], tied: bool) -> None:
     """K targets, each with a shift and an action of its own; M shifts learn their mean."""
     learned, targets = augmentations
     options = {
@@ -89,6 +90,7 @@ def test_an_update_is_its_definition(augmentations: tuple[int, int]) -> None:
         "num_augmentations": learned,
         "num_target_augmentations": targets,
         "pad": 2,
+        "tied_convolutions": tied,
     }
     agent, twin, batch = make(**options), make(**options), random_batch()
 
@@ -139,15 +141,17 @@ def test_without_shifts_it_is_sac_on_the_same_networks() -> None:
 def test_the_actors_step_leaves_the_critics_encoder_alone(tied: bool) -> None:
     agent, batch = make(tied_convolutions=tied), random_batch()
     seen: dict[str, Tensor] = {}
-    step = agent.actor_optimizer.step
+    step, critics = agent.critic_optimizer.step, agent.critic_optimizer.flat
+    assert critics.grad is not None
 
     def watched(learning_rate: float) -> None:
-        seen["critics"] = agent.critic_optimizer.flat.detach().clone()
         step(learning_rate)
+        seen.update(weights=critics.detach().clone(), grad=critics.grad.clone())  # type: ignore[union-attr]
 
-    agent.actor_optimizer.step = watched  # type: ignore[method-assign]
-    agent.update(batch, LEARNING)
-    assert torch.equal(seen["critics"], agent.critic_optimizer.flat.detach())
+    agent.critic_optimizer.step = watched  # type: ignore[method-assign]
+    agent.update(batch, LEARNING)  # whose actor's step comes after the critics'
+    assert torch.equal(seen["weights"], critics.detach())
+    assert torch.equal(seen["grad"], critics.grad)
     own = [name for name, _ in agent.actor.named_parameters() if "convolutions" in name]
     assert bool(own) != tied
 

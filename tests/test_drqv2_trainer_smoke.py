@@ -39,4 +39,5 @@ def test_the_defaults_are_the_papers() -> None:
     hyper = resolve_config({"algo": "drqv2", "env_id": "PointPixels-v0"}).hyper
     assert (hyper.n_step, hyper.replay_ratio, hyper.batch_size, hyper.tau) == (3, 0.5, 256, 0.01)
     assert (hyper.learning_rate, hyper.noise_clip, hyper.pad) == (1e-4, 0.3, 4)
+    assert (hyper.noise.initial, hyper.noise.final, hyper.learning_starts) == (1.0, 0.1, 2_000)
     assert (hyper.hidden_sizes, hyper.feature_size, hyper.encoder) == ((1024, 1024), 50, "drq")

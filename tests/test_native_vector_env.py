@@ -101,7 +101,7 @@ def test_dqn_learns_from_the_packaged_pong(tmp_path: Path) -> None:
     agent = DQN.load(result.run_dir)
     assert agent.evaluate(1).returns == result.eval_returns
     info = find_checkpoint(result.run_dir).info
-    assert info["resume_level"] != "exact"  # the emulators' state is out of reach
+    assert info["resume_level"] == "boundary"  # the emulators' state is out of reach
     assert json.loads((result.run_dir / "summary.json").read_text())["status"] == "finished"
 
 

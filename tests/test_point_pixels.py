@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from rl_training.envs.point_pixels import POINT_ID, PointPixels
+from rl_training.envs.point_pixels import PointPixels
+from rl_training.envs.registration import POINT_ID, register
+
+register()  # Gymnasium finds it by itself only where the package is installed
 
 
 def test_it_is_an_environment() -> None:

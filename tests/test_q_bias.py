@@ -236,7 +236,7 @@ def test_measuring_happens_with_each_evaluation_and_touches_nothing(tmp_path: Pa
 
 def test_what_cannot_be_measured_is_refused_before_training(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match="QBias measures critics of sac, tqc and redq, not of dqn"
+        ConfigError, match="QBias measures critics of sac, tqc, redq and drq, not of dqn"
     ):
         train_config(tiny_config("dqn", tmp_path, callbacks=["QBias"]))
     with pytest.raises(ConfigError, match=r"QBias needs algo_kwargs\.gamma below 1"):

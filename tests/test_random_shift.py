@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from rl_training.algorithms.functional.random_shift import random_shift
+from rl_training.algorithms.functional.random_shift import _indexed, random_shift
 
 
 def images(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
@@ -35,6 +35,7 @@ def test_it_is_padding_and_cropping(pad: int, dtype: torch.dtype) -> None:
     offsets = torch.randint(0, 2 * pad + 1, (20, 2), generator=torch.Generator().manual_seed(1))
     padded = F.pad(batch.float(), (pad,) * 4, mode="replicate")
     found = random_shift(batch, offsets, pad)
+    assert torch.equal(_indexed(batch, offsets, pad), found)  # as on other devices
     assert found.dtype == dtype
     assert found.is_contiguous(memory_format=torch.channels_last)  # on a CPU
     for number, (row, column) in enumerate(offsets.tolist()):

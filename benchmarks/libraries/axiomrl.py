@@ -217,6 +217,6 @@ def learn_ppo(algorithm: Any, w: PPOWorkload, probe: Probe, **own: Any) -> None:
 if __name__ == "__main__":
     packages = ("axiomrl", "torch", "gymnasium", "numpy")
     q_learning: dict[str, Any] = {"dqn": dqn, "qr_dqn": qr_dqn, "drqn": drqn}
-    soft: dict[str, Any] = {"sac": sac, "tqc": tqc, "redq": redq}
+    soft: dict[str, Any] = {"sac": sac, "tqc": tqc, "redq": redq, "drq": drq}
     policies: dict[str, Any] = {"ppo": ppo, "recurrent_ppo": recurrent_ppo}
     main("axiomrl", packages, {**q_learning, **soft, **policies})

@@ -24,11 +24,14 @@ def check_actor_critic(model: nn.Module, spec: EnvSpec) -> None:
         if not callable(method):
             raise ConfigError(f"network: expected a method {name}(obs), found none")
         _check_output(model, method, f"network.{name}", spec, output)
+        if callable(both := getattr(model, "policy_and_value", None)):
+            place, call = ("policy", "value").index(name), "network.policy_and_value"
+            _check_output(model, lambda x, at=place: both(x)[at], call, spec, output)
     check_log_std(model, spec)
 
 
 def check_parts(model: Any, names: Sequence[str]) -> None:
-    """Refuse a network whose parameters are not those of its modules of these names, one's each."""
+    """Refuse a network that has parameters outside these modules, or in two of them."""
     for name in names:
         if not isinstance(getattr(model, name, None), nn.Module):
             raise ConfigError(f"network: expected a module named {name}, found none")
@@ -65,7 +68,8 @@ def check_actor_and_critics(model: Any, spec: EnvSpec, hyper: Any) -> None:
 def check_encoded(model: Any, spec: EnvSpec, hyper: Any) -> None:
     """Refuse a network without a fitting `encoder(images)`, `actor(seen)`, `critics(seen, a)`."""
     check_parts(model, ("encoder", "actor", "critics"))
-    device = expect_parameters(model)[0].device
+    for part in (model.encoder, model.actor, model.critics):
+        device = expect_parameters(part)[0].device
     model.eval()
     action = torch.zeros(1, spec.action_dim, device=device)
     try:

@@ -31,7 +31,6 @@ class DrQConfig(SoftActorCriticConfig):
     learning_rate: LearningRate = Field(1e-3, description="step size of all optimisers")
     hidden_sizes: HiddenSizes = Field((1024, 1024), description="layers behind the features")
     batch_size: int = Field(128, ge=1, le=1_000_000, description="transitions in one gradient step")
-    tau: float = Field(0.005, gt=0, le=1, description="how far the target critics move per update")
     policy_delay: int = Field(
         2, ge=1, le=100_000, description="updates of the critics for one of the actor"
     )

@@ -125,10 +125,12 @@ class DrQv2(Algorithm):
 
     def _step(self, loss: Tensor, names: tuple[str, ...], learning_rate: float) -> None:
         """Move some networks against the gradient of a loss."""
-        parameters = [p for name in names for p in getattr(self.model, name).parameters()]
-        for parameter, grad in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        whole = [p for name in names for p in getattr(self.model, name).parameters()]
+        parameters = [p for p in whole if p.requires_grad]
+        grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+        for parameter, grad in zip(parameters, grads, strict=True):
             assert parameter.grad is not None
-            parameter.grad.copy_(grad)
+            parameter.grad.zero_() if grad is None else parameter.grad.copy_(grad)
         for name in names:
             self.optimizers[name].step(learning_rate)
 

@@ -14,7 +14,9 @@ from gymnasium.vector import VectorEnv
 from typing_extensions import Self
 
 from rl_training.data.types import PolicyState
+from rl_training.envs.pixels import stacked_frames
 from rl_training.envs.spaces import SpaceAdapter
+from rl_training.envs.stacking import frames_of
 from rl_training.errors import ConfigError, SaveError, UsageError
 from rl_training.experiment.checkpointing import write_checkpoint
 from rl_training.experiment.config import TrainConfig, check_hyper_parameters
@@ -39,7 +41,7 @@ from rl_training.runtime.resuming import report_skipped
 from rl_training.runtime.threads import threads
 from rl_training.runtime.training_run import evaluation_seed
 
-ENVIRONMENT_KEYS = ("env_id", "env_kwargs", "eval_env_kwargs", "wrappers")
+ENVIRONMENT_KEYS = ("env_id", "env_kwargs", "wrappers")
 
 
 class ManagedAlgorithm:
@@ -99,6 +101,10 @@ class ManagedAlgorithm:
         report_skipped(checkpoint)
         given = {"env_id": env, "wrappers": wrappers, "device": device}
         changes = {key: value for key, value in given.items() if value is not None}
+        if env is not None and not isinstance(env, str):  # what is said of an id does not fit it
+            changes |= {"eval_env_kwargs": {}}
+            if config.vectorization == "native":
+                changes["vectorization"] = "sync"
         if env_kwargs is not None:
             changes["env_kwargs"] = {**config.env_kwargs, **env_kwargs}
         if network is not None:
@@ -242,8 +248,9 @@ class ManagedAlgorithm:
                 env = environments.single()
                 stack.callback(env.close)
             spaces = _spaces(env)
+            frames = stacked_frames(env) if isinstance(env, VectorEnv) else frames_of(env)
         check_spaces(get_spec(self.algo_name), environments.name, *spaces)
-        return SpaceAdapter(environments.name, *spaces)
+        return SpaceAdapter(environments.name, *spaces, frames=frames)
 
     def _check_env(self) -> None:
         """Refuse an environment whose spaces are not the loaded agent's."""

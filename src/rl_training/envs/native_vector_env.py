@@ -8,6 +8,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import VectorEnv
 
+from rl_training.envs.stacking import frames_of_native
+
 
 class OneOfVector(gym.Env[Any, Any]):
     """A vector environment of one, as a single environment that shows the same observations."""
@@ -17,6 +19,7 @@ class OneOfVector(gym.Env[Any, Any]):
         self.observation_space = venv.single_observation_space
         self.action_space = venv.single_action_space
         self.spec, self.render_mode = venv.spec, venv.render_mode
+        self.stacked_frames = frames_of_native(venv)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

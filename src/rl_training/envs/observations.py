@@ -108,6 +108,17 @@ class ImageCodec(BoxCodec):
         """A copy, for environments that reuse their arrays."""
         return np.array(obs, dtype=np.uint8)
 
+    def is_batch(self, obs: Any) -> bool:
+        """By its shape; numbers that are no bytes are refused."""
+        numbers = _numbers(obs)
+        if numbers.dtype != np.uint8 and not np.array_equal(numbers, numbers.astype(np.uint8)):
+            raise UsageError(
+                "observation: expected an image of bytes, whole numbers from 0 to 255, found "
+                f"numbers from {numbers.min():g} to {numbers.max():g}; if they are scaled, "
+                "multiply them by 255 and round"
+            )
+        return _is_batch(numbers, self._given)
+
 
 class OneHotCodec:
     """One of n choices as n numbers, of which one is 1."""

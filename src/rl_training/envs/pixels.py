@@ -18,7 +18,7 @@ from gymnasium.wrappers import (
 )
 
 from rl_training.envs.snapshots import SnapshotEnvMaker
-from rl_training.envs.stacking import frames_of
+from rl_training.envs.stacking import frames_of, frames_of_native
 from rl_training.errors import MissingExtra
 
 
@@ -76,6 +76,4 @@ def stacked_frames(envs: VectorEnv[Any, Any, Any]) -> int:
         isinstance(make, SnapshotEnvMaker) for make in base.env_fns
     ):
         return int(base.call("frames_stacked")[0])
-    if type(base).__module__.partition(".")[0] == "ale_py":
-        return int((envs.single_observation_space.shape or (1,))[0])
-    return int(getattr(base, "stacked_frames", 1))
+    return frames_of_native(envs)

@@ -8,8 +8,6 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box
 
-POINT_ID = "PointPixels-v0"
-EPISODE_STEPS = 40
 SPEED = 0.15  # the farthest the point moves in a step, along each axis
 
 _POINT, _TARGET = (255, 255, 255), (255, 64, 64)
@@ -68,6 +66,3 @@ class PointPixels(gym.Env[np.ndarray, np.ndarray]):
             width = 2 * _RADIUS + 1
             image[:, row : row + width, column : column + width] = np.reshape(colour, (3, 1, 1))
         return image
-
-
-gym.register(POINT_ID, f"{__name__}:PointPixels", max_episode_steps=EPISODE_STEPS)

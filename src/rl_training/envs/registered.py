@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
-import rl_training.envs.point_pixels  # noqa: F401 - registers an environment
 from rl_training.envs.imports import import_module
+from rl_training.envs.registration import register
 from rl_training.errors import ConfigError, EnvError, MissingExtra, RLTrainingError
 
 _EXTRAS = {"gymnasium.envs.box2d": "box2d", "gymnasium.envs.mujoco": "mujoco"}
@@ -20,6 +20,8 @@ _MODULES = {"popgym": "popgym", "ale_py": "atari", "shimmy": "dmc"}  # register 
 _NAMESPACES = {"ALE": "ale_py", "dm_control": "shimmy"}  # which of them an id's prefix means
 
 _T = TypeVar("_T")
+
+register()  # where the package was not installed, Gymnasium does not know of it
 
 
 def registering_module(name: str) -> Any:
@@ -43,7 +45,8 @@ def make_native(env_id: str, num_envs: int, kwargs: Mapping[str, Any]) -> Vector
     """The vector implementation that comes with the environment of that id."""
 
     def make() -> Any:
-        if gym.spec(env_id).vector_entry_point is None:
+        spec = gym.registry.get(env_id)  # none if no version was said
+        if spec is not None and spec.vector_entry_point is None:
             raise ConfigError(
                 f"vectorization: {env_id} has no vector implementation of its own; use sync or "
                 "async"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium as gym
+from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import FrameStackObservation
 
 
@@ -19,3 +20,10 @@ def frames_of(env: gym.Env[Any, Any]) -> int:
             return layer.stack_size if plain else 1
         layer = layer.env
     return 1
+
+
+def frames_of_native(venv: VectorEnv[Any, Any, Any]) -> int:
+    """As Atari's vector environment stacks them, or another says in `stacked_frames`; else 1."""
+    if type(venv.unwrapped).__module__.partition(".")[0] == "ale_py":
+        return int((venv.single_observation_space.shape or (1,))[0])
+    return int(getattr(venv.unwrapped, "stacked_frames", 1))

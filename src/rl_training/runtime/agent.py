@@ -91,6 +91,7 @@ class Agent:
         spaces = {
             "observation": space_to_plain(self.adapter.observation),
             "action": space_to_plain(self.adapter.action),
+            "frames": self.adapter.spec.frames,
         }
         agent = {
             "algorithm": self.algorithm.state_dict(),
@@ -138,7 +139,8 @@ def build_agent(
 
 def saved_adapter(checkpoint: Checkpoint) -> SpaceAdapter:
     """The spaces a checkpointed agent was built for."""
-    return SpaceAdapter(checkpoint.info["env_id"], *_saved_spaces(checkpoint))
+    frames = checkpoint.read("spaces").get("frames", 1)
+    return SpaceAdapter(checkpoint.info["env_id"], *_saved_spaces(checkpoint), frames=frames)
 
 
 def _episode_starts(given: Any, rows: int, single: bool) -> np.ndarray:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -224,7 +225,23 @@ def _evaluator(environments: Environments, adapter: SpaceAdapter) -> Evaluator |
     config = environments.config
     if not config.eval_interval and not config.final_eval_episodes:
         return None
-    return Evaluator(environments.single, adapter)
+    return Evaluator(partial(_judging, environments, adapter), adapter)
+
+
+def _judging(environments: Environments, adapter: SpaceAdapter) -> gym.Env[Any, Any]:
+    """An environment of evaluations, whose spaces are those of training."""
+    env = environments.single()
+    for name, mine, other in (
+        ("observation", env.observation_space, adapter.observation),
+        ("action", env.action_space, adapter.action),
+    ):
+        if mine != other:
+            env.close()
+            raise ConfigError(
+                f"eval_env_kwargs: expected evaluations in the {name} space of training, {other}, "
+                f"found {mine}; change only what leaves spaces alone"
+            )
+    return env
 
 
 def _from_spec(source: Any) -> gym.Env[Any, Any]:
@@ -233,4 +250,6 @@ def _from_spec(source: Any) -> gym.Env[Any, Any]:
         return gym.make(spec)
     vector_only = {"num_envs", "vectorization_mode", "vector_kwargs"}
     kwargs = {key: value for key, value in spec.kwargs.items() if key not in vector_only}
+    if spec.kwargs.get("vectorization_mode") == gym.VectorizeMode.VECTOR_ENTRY_POINT.value:
+        return make_env(spec.id, env_kwargs=kwargs, vectorization="native")
     return gym.make(spec.id, **kwargs)

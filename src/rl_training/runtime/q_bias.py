@@ -145,7 +145,7 @@ def check_measurable(run: TrainingRun) -> None:
     """Refuse a run whose critics have no bias that could be measured."""
     if not isinstance(run.algorithm, SoftActing):
         raise ConfigError(
-            f"callbacks: QBias measures critics of sac, tqc and redq, not of {run.config.algo}"
+            f"callbacks: QBias measures critics of sac, tqc, redq and drq, not of {run.config.algo}"
         )
     if run.evaluator is None:
         raise ConfigError(

@@ -24,6 +24,11 @@ def random_shift(images: Tensor, offsets: Tensor, pad: int) -> Tensor:
     if images.device.type == "cpu":  # copies of whole rows, many times as fast as an index
         shifted = _shifted(images.numpy(), offsets.tolist(), pad)
         return torch.from_numpy(shifted).permute(0, 3, 1, 2)
+    return _indexed(images, offsets, pad)
+
+
+def _indexed(images: Tensor, offsets: Tensor, pad: int) -> Tensor:
+    """The crops, on a device."""
     height, width = images.shape[2:]
     padded = images.index_select(2, _repeated(height, pad, images))
     padded = padded.index_select(3, _repeated(width, pad, images))

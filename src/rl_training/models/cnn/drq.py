@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from rl_training.data.types import EnvSpec
 from rl_training.models.blocks import MLP
 from rl_training.models.cnn.encoders import (
-    DRQ,
-    NATURE,
+    ENCODERS,
     Convolutions,
     NormalizedFeatures,
     init_orthogonal,
@@ -36,7 +35,6 @@ class PixelActor(nn.Module):
         tied: bool = False,
     ) -> None:
         super().__init__()
-        self.tied = tied
         # In a list, a network is no part of this one: its parameters are the critics' alone.
         self._borrowed = [convolutions] if tied else []
         self.convolutions = None if tied else convolutions
@@ -54,7 +52,7 @@ class PixelActor(nn.Module):
 
 
 class PixelCritics(nn.Module):
-    """Numbers of each critic for images and actions: (members, batch, outputs)."""
+    """Values of each critic for images and actions: (members, batch, 1)."""
 
     def __init__(
         self,
@@ -64,17 +62,16 @@ class PixelCritics(nn.Module):
         *,
         features: int = 50,
         num_critics: int = 2,
-        outputs: int = 1,
     ) -> None:
         super().__init__()
         self.convolutions = convolutions
         self.features = NormalizedFeatures(convolutions.size, features)
-        self.layers = EnsembleMLP(num_critics, (features + action_dim, *hidden_sizes, outputs))
+        self.layers = EnsembleMLP(num_critics, (features + action_dim, *hidden_sizes, 1))
 
-    def forward(self, images: Tensor, action: Tensor, members: Tensor | None = None) -> Tensor:
-        """Numbers of all critics, or of those chosen."""
+    def forward(self, images: Tensor, action: Tensor) -> Tensor:
+        """Values of all critics."""
         seen = self.features(self.convolutions(images))
-        numbers: Tensor = self.layers.forward(torch.cat([seen, action], 1), members)
+        numbers: Tensor = self.layers.forward(torch.cat([seen, action], 1))
         return numbers
 
 
@@ -88,7 +85,7 @@ class CNNDrQModel(nn.Module):
     @classmethod
     def build(cls, spec: EnvSpec, hyper: Any) -> CNNDrQModel:
         """The networks for an environment, as the hyper-parameters size them."""
-        layers = NATURE if hyper.encoder == "nature" else DRQ
+        layers = ENCODERS[hyper.encoder]
         shape: dict[str, Any] = {"features": hyper.feature_size}
         seen = Convolutions(spec.obs_shape, layers)
         critics = PixelCritics(

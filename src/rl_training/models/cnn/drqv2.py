@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from rl_training.data.types import EnvSpec
 from rl_training.models.blocks import MLP
 from rl_training.models.cnn.encoders import (
-    DRQ,
-    NATURE,
+    ENCODERS,
     Convolutions,
     NormalizedFeatures,
     init_orthogonal,
@@ -67,7 +66,7 @@ class CNNDrQv2Model(nn.Module):
     @classmethod
     def build(cls, spec: EnvSpec, hyper: Any) -> CNNDrQv2Model:
         """The networks for an environment, as the hyper-parameters size them."""
-        layers = NATURE if hyper.encoder == "nature" else DRQ
+        layers = ENCODERS[hyper.encoder]
         encoder = Convolutions(spec.obs_shape, layers, centered=True)
         sizes = encoder.size, spec.action_dim, hyper.hidden_sizes
         shape = {"features": hyper.feature_size}

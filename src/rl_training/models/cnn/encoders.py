@@ -17,6 +17,7 @@ Layer = tuple[int, int, int]
 
 NATURE: tuple[Layer, ...] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 DRQ: tuple[Layer, ...] = ((32, 3, 2), (32, 3, 1), (32, 3, 1), (32, 3, 1))
+ENCODERS = {"nature": NATURE, "drq": DRQ}
 
 
 class Convolutions(nn.Module):
@@ -76,7 +77,6 @@ class NormalizedFeatures(nn.Module):
     def __init__(self, inputs: int, features: int = 50) -> None:
         super().__init__()
         self.linear, self.norm = nn.Linear(inputs, features), nn.LayerNorm(features)
-        self.size = features
 
     def forward(self, x: Tensor) -> Tensor:
         """Features (batch, size) in [-1, 1]."""

@@ -66,7 +66,9 @@ class ImageActorCritic(nn.Module):
         seen = self.encoder(images)
         return self.actor.forward(seen), self.critic.forward(seen).squeeze(-1)
 
-    forward = policy_and_value
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Policy outputs and values."""
+        return self.policy_and_value(images)
 
 
 def q_network(of_vectors: Build) -> Build:
