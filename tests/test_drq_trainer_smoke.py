@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from rl_training import DrQ
-from rl_training.errors import ConfigError, IncompatibleEnv
+from rl_training.errors import ConfigError, IncompatibleEnv, UsageError
 from rl_training.experiment.checkpointing import find_checkpoint
 from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.registry import resolve_config, train_config
+from rl_training.models.cnn.drq import CNNDrQModel
 from rl_training.runtime.drq_trainer import train_drq
 from rl_training.runtime.result import TrainingInterrupted
 from training import StopAt, final_state, tiny_config
@@ -100,3 +101,56 @@ def test_the_defaults_are_the_papers() -> None:
     assert (hyper.num_augmentations, hyper.num_target_augmentations, hyper.pad) == (2, 2, 4)
     assert (hyper.learning_rate, hyper.tau, hyper.policy_delay) == (1e-3, 0.005, 2)
     assert (hyper.hidden_sizes, hyper.feature_size, hyper.encoder) == ((1024, 1024), 50, "drq")
+
+
+def network_that_counts_frames(env_spec: Any, hyper: Any) -> Any:
+    """A network whose layers depend on how many images are stacked."""
+    seen = [env_spec.frames]
+    NETWORKS.append(env_spec.frames)
+    wider = hyper.model_copy(update={"hidden_sizes": (8 * seen[0],)})
+    return CNNDrQModel.build(env_spec, wider)
+
+
+NETWORKS: list[int] = []
+
+
+def test_a_loaded_network_knows_how_many_images_are_stacked(tmp_path: Path) -> None:
+    NETWORKS.clear()
+    kwargs = {"network": network_that_counts_frames, "feature_size": 50, "encoder": "drq"}
+    changes = PENDULUM | {"total_timesteps": 30, "algo_kwargs": kwargs}
+    config = tiny_config("drq", tmp_path, **changes)
+    result = train_drq(config)
+    agent = DrQ.load(result.run_dir, network=network_that_counts_frames)
+    agent.predict(np.zeros((9, 20, 20), np.uint8))
+    DrQ(config).predict(np.zeros((9, 20, 20), np.uint8))
+    assert NETWORKS == [3, 3, 3]
+
+
+def test_predict_takes_bytes_alone(tmp_path: Path) -> None:
+    agent = DrQ(tiny_config("drq", tmp_path))
+    image = np.random.default_rng(0).integers(0, 256, (3, 20, 20))
+    action, _ = agent.predict(image)
+    np.testing.assert_array_equal(action, agent.predict(image.astype(np.uint8))[0])
+    np.testing.assert_array_equal(action, agent.predict(image.astype(float).tolist())[0])
+    for wrong in (image / 255, image - 1, image + 1):
+        with pytest.raises(UsageError, match="expected an image of bytes, whole numbers from 0"):
+            agent.predict(wrong)
+
+
+def test_evaluations_in_other_spaces_are_refused_before_training(tmp_path: Path) -> None:
+    config = tiny_config("drq", tmp_path, eval_env_kwargs={"size": 24})
+    with pytest.raises(ConfigError, match="eval_env_kwargs: expected evaluations in the observat"):
+        train_drq(config)
+    assert not list(tmp_path.iterdir())
+
+
+def test_refusals_say_what_would_help(tmp_path: Path) -> None:
+    config = tiny_config("drq", tmp_path, env_id="Pendulum-v1", env_kwargs={})
+    with pytest.raises(IncompatibleEnv, match="The wrapper PixelObservation, with env_kwargs"):
+        train_drq(config)
+    turn = {
+        "func": lambda image: np.moveaxis(image, 0, -1),
+        "observation_space": gym.spaces.Box(0, 255, (20, 20, 3), np.uint8),
+    }
+    with pytest.raises(IncompatibleEnv, match="Images have to be bytes .* channels first"):
+        train_drq(tiny_config("drq", tmp_path, wrappers=[{"TransformObservation": turn}]))

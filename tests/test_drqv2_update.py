@@ -220,3 +220,21 @@ def test_a_network_of_ones_own_is_checked() -> None:
         DrQv2(Unfit(shared=True), DrQv2Config(), SPEC)
     with pytest.raises(ConfigError, match="expected a module named encoder, found none"):
         DrQv2(torch.nn.Linear(2, 2), DrQv2Config(), SPEC)
+
+
+def test_frozen_and_unused_layers_stay_as_they_are() -> None:
+    settings = DrQv2Config(hidden_sizes=(8,), feature_size=7, pad=2)
+    model = CNNDrQv2Model.build(SPEC, settings)
+    model.encoder.layers[0].requires_grad_(False)
+    model.actor.spare = torch.nn.Linear(2, 2)
+    agent = DrQv2(model, settings, SPEC)
+    frozen = model.encoder.layers[0].weight.clone()
+    trained = model.encoder.layers[1].weight.clone()
+    spare = model.actor.spare.weight.detach().clone()
+    agent.update(random_batch(), LEARNING)
+    assert torch.equal(frozen, model.encoder.layers[0].weight)
+    assert torch.equal(spare, model.actor.spare.weight)
+    assert not torch.equal(trained, model.encoder.layers[1].weight)
+    model.encoder.requires_grad_(False)
+    with pytest.raises(ConfigError, match="expected trainable parameters, found none"):
+        DrQv2(model, settings, SPEC)

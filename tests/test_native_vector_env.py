@@ -141,3 +141,30 @@ def test_arguments_for_evaluations_reach_them(tmp_path: Path) -> None:
     env = gym.make("CartPole-v1")
     with pytest.raises(ConfigError, match=r"eval_env_kwargs: .* is already built"):
         train_config(config.with_changes(env_id=env))
+
+
+def test_a_vector_environment_of_ones_own_is_judged_in_one_like_it(tmp_path: Path) -> None:
+    venv = gym.make_vec("ALE/Pong-v5", num_envs=2, max_num_frames_per_episode=100)
+    config = tiny_config(
+        "dqn",
+        tmp_path,
+        env_id=venv,
+        num_envs=2,
+        total_timesteps=60,
+        eval_interval=0,
+        final_eval_episodes=1,
+        algo_kwargs={"batch_size": 4, "learning_starts": 40, "buffer_size": 100},
+    )
+    result = train_config(config)
+    assert len(result.eval_returns) == 1
+    venv.close()
+
+
+def test_a_policy_of_native_training_is_loaded_with_another_environment(tmp_path: Path) -> None:
+    """What was said of the id, for evaluations too, goes with the id."""
+    kwargs = {"eval_env_kwargs": {"max_episode_steps": 6}, "total_timesteps": 60}
+    result = train_config(tiny_config("dqn", tmp_path, vectorization="native", **kwargs))
+    agent = DQN.load(result.run_dir, env=lambda: gym.make("CartPole-v1"))
+    assert max(agent.evaluate(3).returns) > 6
+    assert max(DQN.load(result.run_dir).evaluate(3).returns) <= 6
+    assert agent.config.vectorization == "sync"

@@ -165,7 +165,8 @@ def _see(play: Play, env: Env, obs: Any, before: Kept) -> Kept:
         if isinstance(value, np.ndarray) and value.dtype != object:
             kept.append((value, value.copy()))
             if isinstance(space, spaces.Box) and value.size and value.dtype.kind in "iuf":
-                play.largest = max(play.largest, float(np.abs(value).max()))
+                if value.dtype != np.uint8:  # of which networks know the range
+                    play.largest = max(play.largest, float(np.abs(value).max()))
     return kept
 
 
