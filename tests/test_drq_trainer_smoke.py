@@ -152,5 +152,5 @@ def test_refusals_say_what_would_help(tmp_path: Path) -> None:
         "func": lambda image: np.moveaxis(image, 0, -1),
         "observation_space": gym.spaces.Box(0, 255, (20, 20, 3), np.uint8),
     }
-    with pytest.raises(IncompatibleEnv, match="Images have to be bytes .* channels first"):
+    with pytest.raises(IncompatibleEnv, match=r"Images have to be bytes .* channels first"):
         train_drq(tiny_config("drq", tmp_path, wrappers=[{"TransformObservation": turn}]))
