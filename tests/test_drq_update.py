@@ -113,9 +113,11 @@ def test_an_update_is_its_definition(augmentations: tuple[int, int], tied: bool)
     expected = gradient(critic_loss, twin.critics)
     assert_close(agent.critic_optimizer.flat.grad, expected, rtol=1e-3, atol=1e-5)
     assert float(result.metrics["critic_loss"]) == pytest.approx(critic_loss.item(), rel=1e-4)
-    # The actor sees the first shift alone, and the critics as they are after their step.
+    # The actor sees the first shift alone, and the critics as they are after their step, whose
+    # convolutions are its own if they are tied.
+    twin.critics.load_state_dict(agent.critics.state_dict())
     policy = squashed_sample(twin.actor(current[0]), torch.from_numpy(twin.noise.step(ROWS).copy()))
-    value = agent.critics(current[0], policy.action).amin(0)[:, 0]
+    value = twin.critics(current[0], policy.action).amin(0)[:, 0]
     whole = drq_loss(torch.stack(values, 1), aim, value, policy.log_prob, 0.3)
     for name, number in whole.metrics.items():
         assert float(result.metrics[name]) == pytest.approx(number.item(), rel=1e-3), name

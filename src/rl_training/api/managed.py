@@ -16,7 +16,6 @@ from typing_extensions import Self
 from rl_training.data.types import PolicyState
 from rl_training.envs.pixels import stacked_frames
 from rl_training.envs.spaces import SpaceAdapter
-from rl_training.envs.stacking import frames_of
 from rl_training.errors import ConfigError, SaveError, UsageError
 from rl_training.experiment.checkpointing import write_checkpoint
 from rl_training.experiment.config import TrainConfig, check_hyper_parameters
@@ -247,8 +246,7 @@ class ManagedAlgorithm:
             if not environments.prebuilt:
                 env = environments.single()
                 stack.callback(env.close)
-            spaces = _spaces(env)
-            frames = stacked_frames(env) if isinstance(env, VectorEnv) else frames_of(env)
+            spaces, frames = _spaces(env), stacked_frames(env)
         check_spaces(get_spec(self.algo_name), environments.name, *spaces)
         return SpaceAdapter(environments.name, *spaces, frames=frames)
 

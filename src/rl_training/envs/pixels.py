@@ -67,8 +67,10 @@ class PixelObservation(gym.ObservationWrapper[np.ndarray, Any, np.ndarray]):
         return np.ascontiguousarray(images).reshape(self.observation_space.shape)
 
 
-def stacked_frames(envs: VectorEnv[Any, Any, Any]) -> int:
-    """How many images an observation of a vector environment stacks; 1 if nothing says it."""
+def stacked_frames(envs: gym.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> int:
+    """How many images an observation of an environment stacks; 1 if nothing says it."""
+    if isinstance(envs, gym.Env):
+        return frames_of(envs)
     base = envs.unwrapped
     if isinstance(base, SyncVectorEnv):
         return frames_of(base.envs[0])
