@@ -336,7 +336,7 @@ def test_callable_may_make_a_vector_env(kind: str) -> None:
 
 
 def test_vectorization_must_be_known() -> None:
-    with pytest.raises(ConfigError, match="'sync' or 'async', found 'threads'"):
+    with pytest.raises(ConfigError, match="one of sync, async, native, found 'threads'"):
         vector(CountingEnv, kind="threads")
 
 
