@@ -103,6 +103,15 @@ def test_an_update_is_its_definition() -> None:
     assert found["alpha"] == pytest.approx(0.3)
 
 
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    """With several, updates compute on tensors."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @each_algo
 def test_arrays_and_tensors_give_the_same_update(algo: str) -> None:
     on_arrays, on_tensors = make(algo, policy_delay=1), make(algo, policy_delay=1)
