@@ -6,6 +6,10 @@ import os
 
 import pytest
 
+# Before torch is imported, here or in a process that a test starts: workers that run side by side
+# would wait for each other's threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -91,7 +91,7 @@ def recorded(run_dir: Path) -> str:
 
 
 @pytest.mark.usefixtures("pretended")
-@pytest.mark.parametrize("algo", sorted(ON_ARRAYS))
+@pytest.mark.parametrize("algo", ["dqn", "ppo", "sac"])
 def test_auto_compiles_from_a_number_of_planned_updates_on(
     algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -288,7 +288,7 @@ def assert_all_is_there(batch: Batch, model: PlainReplay, *, prioritized: bool) 
 
 
 @pytest.mark.parametrize("kind", ["uniform", "prioritized"])
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(
     num_envs=st.integers(1, 3),
     capacity=st.integers(2, 10),

@@ -476,7 +476,7 @@ def sampled_alike(buffers: list[RecurrentReplayBuffer], size: int) -> set[Chunk]
     return chunks_in(batch)
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(
     length=st.integers(1, 5),
     burn_in=st.integers(0, 6),

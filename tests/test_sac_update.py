@@ -103,6 +103,15 @@ def test_an_update_is_its_definition() -> None:
     assert found["alpha"] == pytest.approx(0.3)
 
 
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    """With several, updates compute on tensors."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @each_algo
 def test_arrays_and_tensors_give_the_same_update(algo: str) -> None:
     on_arrays, on_tensors = make(algo, policy_delay=1), make(algo, policy_delay=1)
@@ -205,8 +214,9 @@ def test_regularised_critics_learn_too(algo: str, options: dict[str, Any]) -> No
     agent, batch = make(algo, learning_rate=0.01, policy_delay=5, **options), random_batch(32)
     assert not agent.learns_on_host
     fixed = batch._replace(discount=torch.zeros(32))  # the target is the reward
-    losses = [float(agent.update(fixed, LEARNING).metrics["critic_loss"]) for _ in range(150)]
-    assert losses[-1] < 0.3 * losses[0]
+    torch.manual_seed(0)  # of the units that are dropped
+    losses = [float(agent.update(fixed, LEARNING).metrics["critic_loss"]) for _ in range(250)]
+    assert np.mean(losses[-20:]) < 0.3 * losses[0]
 
 
 def test_targets_drop_units_too() -> None:
