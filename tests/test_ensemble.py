@@ -97,26 +97,6 @@ def test_the_gradient_by_the_action_is_the_sum_over_the_critics(arrays: bool) ->
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("members", [1, 2, 4])
-def test_rows_without_a_gradient_are_left_out(members: int) -> None:
-    """As of the lowest of several critics: some rows of a member, in one case all of them."""
-    critics = MLPCritics(3, 2, (8, 8), num_critics=members)
-    rng = np.random.default_rng(0)
-    obs, action = (rng.normal(size=(11, size)).astype(np.float32) for size in (3, 2))
-    output, pull_back = critics.action_vjp(obs, action)
-    slope = np.zeros_like(output)
-    slope[rng.integers(0, members, 11), np.arange(11)] = rng.normal(size=(11, 1))
-    slope[:, 4:6] = 0
-    if members == 4:
-        slope[1] = 0
-    found = pull_back(slope.copy())
-    tensors = [torch.from_numpy(x) for x in (obs, action)]
-    tensors[1].requires_grad_()
-    critics(*tensors).backward(torch.from_numpy(slope))
-    assert_close(torch.from_numpy(found), tensors[1].grad, rtol=1e-4, atol=1e-6)
-    assert not found[4:6].any()
-
-
 def test_regularised_critics_normalise_each_members_layers() -> None:
     critics = RegularizedCritics(3, 2, (8,), num_critics=2, outputs=1, layer_norm=True)
     obs, action = torch.randn(6, 3), torch.randn(6, 2)
