@@ -2,14 +2,14 @@
 
     python examples/drq_pendulum_reference.py --steps 10000
 
-`rl-training train --config drq/pendulum_pixels` does the same with checkpoints, logs and resume;
-this script is for reading. It leaves the policy in `runs/drq_pendulum`, as weights and as a program
-that needs nothing of this package.
+`rl-training train --config drq/pendulum_pixels` does the same with checkpoints, logs and resume.
+This leaves the policy in `runs/drq_pendulum`, as weights and as a program that needs only torch.
 """
 
 import argparse
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -75,17 +75,17 @@ def main(steps: int, seed: int) -> float:
     )
     print(f"final policy: {evaluation.mean:.1f} ± {evaluation.std:.1f} over 5 episodes")
 
-    # The policy on its own: its weights, and a program for any number of images; loaded again.
+    # The policy on its own: its weights, loaded again, and a program for any number of images.
     OUTPUT.mkdir(parents=True, exist_ok=True)
-    policy, images = Policy(drq.actor).eval(), torch.from_numpy(transition.obs).repeat(2, 1, 1, 1)
-    save_file(policy.state_dict(), OUTPUT / "policy.safetensors")
+    save_file(Policy(drq.actor).state_dict(), OUTPUT / "policy.safetensors")
+    policy = Policy(CNNDrQModel.build(adapter.spec, hyper).actor).eval()
+    policy.load_state_dict(load_file(OUTPUT / "policy.safetensors"))
+    images = torch.from_numpy(transition.obs).repeat(2, 1, 1, 1)
     program = torch.export.export(policy, (images,), dynamic_shapes=({0: torch.export.Dim.AUTO},))
     torch.export.save(program, OUTPUT / "policy.pt2")
-    policy = Policy(CNNDrQModel.build(adapter.spec, hyper).actor)
-    policy.load_state_dict(load_file(OUTPUT / "policy.safetensors"))
     loaded = torch.export.load(OUTPUT / "policy.pt2").module()
     actions = [adapter.decode(act(images[:1]).detach().numpy())[0] for act in (policy, loaded)]
-    print(f"predicted torque: {actions[0]} by the weights, {actions[1]} by the program")
+    print("predicted torque: {} by the weights, {} by the program".format(*np.round(actions, 4)))
     evaluator.close()
     envs.close()
     return evaluation.mean

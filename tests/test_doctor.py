@@ -657,7 +657,10 @@ def test_settings_reach_the_environment() -> None:
     [
         (("--set", "env_kwargs.x=1"), "go with --env"),
         (("--seconds", "1"), "go with --env"),
-        (("--env", "CartPole-v1", "--set", "seed=1"), "expected a key of env_kwargs or vectorization or wrappers"),
+        (
+            ("--env", "CartPole-v1", "--set", "seed=1"),
+            "expected a key of env_kwargs or vectorization or wrappers",
+        ),
     ],
 )
 def test_options_without_effect_are_refused(arguments: tuple[str, ...], words: str) -> None:

@@ -19,4 +19,5 @@ class TestDrQv2ReferenceScript(ReferenceScriptTests):
         "hidden_sizes": (64, 64),
         "batch_size": 32,
         "learning_rate": 1e-3,
+        "gamma": 0.9,
     }

@@ -7,7 +7,7 @@ loss, where its clamp to the bounds passes gradients as if it were not there; no
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -55,7 +55,7 @@ class DrQv2(Algorithm):
     ) -> None:
         super().__init__(device)
         self.hyper = hyper
-        self.model: Any = model.to(self.device)
+        self.model = cast("Any", model.to(self.device))
         check_encoded(self.model, spec, hyper)
         self.optimizers = {
             name: Optimizer(getattr(self.model, name)) for name in ("encoder", "actor", "critics")

@@ -48,6 +48,7 @@ __all__ = [
     "ConfigModel",
     "HiddenSizes",
     "HyperParameters",
+    "Interval",
     "LearningRate",
     "OffPolicyHyperParameters",
     "OnPolicyHyperParameters",
