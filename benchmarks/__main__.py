@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -62,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     parts.add_argument("--workloads", default=",".join(WORKLOADS), help="default: %(default)s")
     replay = commands.add_parser("replay", help="memory and sampling of stacked images")
     replay.add_argument("--transitions", type=int, default=100_000, help="default: %(default)s")
+    replay.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
     for command in (run, scaling, parts, replay):
         command.add_argument("--core", type=int, help="to run on; default: the last one")
     commands.add_parser("threads", help="one thread or several, by width and batch")
@@ -211,18 +213,31 @@ def ensemble() -> int:
 
 def replay(args: argparse.Namespace) -> int:
     """Print what a replay memory of stacked images takes and gives, as a Markdown table."""
-    if args.transitions < 1:
-        raise BenchmarkError("--transitions must be at least 1")
+    if min(args.transitions, args.rounds) < 1:
+        raise BenchmarkError("--transitions and --rounds must be at least 1")
     prepare(args.core)
+    libraries = OURS, PEERS["sb3"]
+    rounds = [
+        [
+            run_json(
+                interpreter(library),
+                "benchmarks.replay_memory",
+                {"library": library.name, "transitions": args.transitions, "seconds": 5.0},
+            )
+            for library in libraries
+        ]
+        for _ in range(args.rounds)
+    ]
     rows = []
-    for library in (OURS, PEERS["sb3"]):
-        wanted = {"library": library.name, "transitions": args.transitions}
-        found = run_json(interpreter(library), "benchmarks.replay_memory", wanted)
-        gigabytes = f"{found['bytes'] / 1e9:.2f} GB"
-        rates = f"{found['frames']:.2f}", f"{found['sampled_per_s']:,.0f}"
-        rows.append([library.title, gigabytes, *rates])
+    for library, found in zip(libraries, zip(*rounds, strict=True), strict=True):
+        size, frames = (max(each[key] for each in found) for key in ("bytes", "frames"))
+        rates = sorted(each["sampled_per_s"] for each in found)
+        spread = f"{median(rates):,.0f} ({rates[0]:,.0f} to {rates[-1]:,.0f})"
+        rows.append([library.title, f"{size / 1e9:.2f} GB", f"{frames:.2f}", spread])
     header = ["", "resident memory", "images per transition", "transitions sampled per second"]
     print("\n".join(markdown(header, rows)))
+    ratios = [a["sampled_per_s"] / b["sampled_per_s"] for a, b in rounds]
+    print(f"\nOurs samples {median(ratios):.2f} times as fast (median of {args.rounds} rounds).")
     return 0
 
 

@@ -1,6 +1,6 @@
 """What a replay memory of stacked images takes and how fast it is sampled, ours and SB3's.
 
-Run as a process with a library and a number of transitions as JSON, it prints what was measured.
+Run as a process, it takes the arguments of `measure` as JSON and prints what was measured.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ FRAME, STACK = (3, 84, 84), 3
 SHAPE = (STACK * FRAME[0], *FRAME[1:])
 EPISODE = 250  # steps until a time limit
 BATCH = 128
-SECONDS, ROUNDS = 3.0, 5
 
 
 def resident_bytes() -> int:
@@ -83,7 +82,7 @@ def sb3(capacity: int) -> tuple[Any, Callable[[int], None], Callable[[], Any]]:
     return buffer, fill, lambda: buffer.sample(BATCH)
 
 
-def measure(library: str, transitions: int) -> dict[str, float]:
+def measure(library: str, transitions: int, seconds: float) -> dict[str, float]:
     """Frames of memory per transition, and transitions sampled per second."""
     import torch
 
@@ -94,18 +93,16 @@ def measure(library: str, transitions: int) -> dict[str, float]:
     buffer, fill, sample = make(transitions)
     fill(transitions)
     taken = resident_bytes() - before
-    rates = []
-    for _ in range(ROUNDS):
-        count, start = 0, time.perf_counter()
-        while time.perf_counter() < start + SECONDS:
-            sample()
-            count += BATCH
-        rates.append(count / (time.perf_counter() - start))
+    sample()
+    count, start = 0, time.perf_counter()
+    while time.perf_counter() < start + seconds:
+        sample()
+        count += BATCH
+    rate = count / (time.perf_counter() - start)
     held = len(buffer) if library == "ours" else buffer.size()
     frame = int(np.prod(FRAME))
-    return {"bytes": taken, "frames": taken / held / frame, "sampled_per_s": max(rates)}
+    return {"bytes": taken, "frames": taken / held / frame, "sampled_per_s": rate}
 
 
 if __name__ == "__main__":
-    wanted = json.loads(sys.argv[1])
-    print(json.dumps(measure(wanted["library"], wanted["transitions"])))
+    print(json.dumps(measure(**json.loads(sys.argv[1]))))

@@ -650,13 +650,34 @@ def test_ours_is_told_of_its_images() -> None:
     assert keys["algo_kwargs"].items() >= wanted.items() | once.items()
 
 
-def test_replay_memory_of_stacked_images(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_memory_of_stacked_images() -> None:
     """A frame a row, and as many more for each episode as a stack has older ones, and a tail."""
-    monkeypatch.setattr(replay_memory, "SECONDS", 0.05)
-    found = replay_memory.measure("ours", 2_000)
-    # Resident memory comes in pages, and the first samples take some too.
-    assert 1.0 < found["frames"] < 1.2
+    wanted = {"library": "ours", "transitions": 4_000, "seconds": 0.2}
+    found = run_json(Path(sys.executable), "benchmarks.replay_memory", wanted)
+    # 17 episodes of 250 steps; resident memory comes in pages.
+    assert 0.98 < found["frames"] < 1.06
     assert found["sampled_per_s"] > 100
+
+
+def test_replay_is_measured_in_turns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+    rates = iter([300.0, 100.0, 200.0, 100.0, 120.0, 200.0])
+
+    def run_json(_: Path, module: str, wanted: dict[str, Any]) -> dict[str, float]:
+        asked.append((module, wanted["library"], wanted["transitions"]))
+        return {"bytes": 2.5e9, "frames": 1.02, "sampled_per_s": next(rates)}
+
+    monkeypatch.setattr(commands, "run_json", run_json)
+    monkeypatch.setattr(commands, "prepare", lambda core: core)
+    monkeypatch.setattr(commands, "interpreter", lambda library: Path(library.name))
+    assert commands.main(["replay", "--transitions", "70"]) == 0
+    assert asked == [("benchmarks.replay_memory", name, 70) for name in ("ours", "sb3")] * 3
+    printed = capsys.readouterr().out
+    assert "| 2.50 GB | 1.02 | 200 (120 to 300) |" in printed
+    assert "Ours samples 2.00 times as fast (median of 3 rounds)." in printed
+    assert commands.main(["replay", "--rounds", "0"]) == 2
 
 
 def test_steps_are_stacked_images_of_which_each_adds_one() -> None:
