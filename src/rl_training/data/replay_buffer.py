@@ -34,8 +34,8 @@ _STORES = ("obs", "action", "reward", "discount", "valid")
 class ReplayBuffer:
     """Uniform replay over the latest `capacity` rows, kept in host memory.
 
-    A finished episode uses one row for its last observation, so the buffer holds at most
-    `capacity` transitions. Batches are moved to `device`.
+    An episode has a row more than steps, and n - 1 more with stacks of n images, so the buffer
+    holds at most `capacity` transitions. Batches are moved to `device`.
     """
 
     memory_name = "replay memory"

@@ -33,14 +33,17 @@ class Convolutions(nn.Module):
         self._offset = -0.5 if centered else 0.0
         channels, *sides = shape
         self.layers = nn.ModuleList()
+        self.work = 0  # multiplications of the layer that has most, for one image
         for filters, size, stride in layers:
             self.layers.append(nn.Conv2d(channels, filters, size, stride))
+            weights = channels * filters * size**2
             channels, sides = filters, [(side - size) // stride + 1 for side in sides]
             if min(sides) < 1:
                 raise ConfigError(
                     f"images of {shape[1]} x {shape[2]} are too small for the encoder's "
                     f"{len(layers)} convolutions; use larger ones"
                 )
+            self.work = max(self.work, weights * math.prod(sides))
         self.size = channels * math.prod(sides)
 
     def forward(self, images: Tensor) -> Tensor:
