@@ -154,3 +154,6 @@ def test_refusals_say_what_would_help(tmp_path: Path) -> None:
     }
     with pytest.raises(IncompatibleEnv, match=r"Images have to be bytes .* channels first"):
         train_drq(tiny_config("drq", tmp_path, wrappers=[{"TransformObservation": turn}]))
+    config = tiny_config("drq", tmp_path, eval_env_kwargs={"sizes": 20})
+    with pytest.raises(ConfigError, match=r"env_kwargs with eval_env_kwargs: .*'sizes'"):
+        train_drq(config)

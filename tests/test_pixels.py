@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from typing import Any
 
 import gymnasium as gym
@@ -11,7 +13,7 @@ from gymnasium.spaces import Box
 
 from rl_training.envs.factory import make_env, make_vector_env
 from rl_training.envs.snapshots import load_vector_state, resume_level, save_vector_state
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, MissingExtra
 
 
 class Counter(gym.Env[np.ndarray, np.ndarray]):
@@ -95,6 +97,12 @@ def test_what_cannot_be_shown_is_refused(
         make_env(Counter, env_kwargs=kwargs, wrappers=[{"PixelObservation": options}])
 
 
+def test_missing_opencv_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r"pip install 'rl-training\[pixels\]'"):
+        pixels()
+
+
 def test_a_pendulum_is_seen() -> None:
     kwargs = {"render_mode": "rgb_array"}
     env = make_env("Pendulum-v1", env_kwargs=kwargs, wrappers=[{"PixelObservation": {"size": 48}}])
@@ -103,6 +111,25 @@ def test_a_pendulum_is_seen() -> None:
     following = [env.step(np.array([2.0], np.float32))[0] for _ in range(5)]
     assert len({x.tobytes() for x in following}) == 5  # it moves
     assert (obs[:3].mean((1, 2)) > 200).all()  # on white ground
+    env.close()
+
+
+def test_mujoco_is_seen() -> None:
+    try:
+        importlib.import_module("mujoco.egl")
+    except (ImportError, AttributeError) as error:
+        pytest.skip(f"no library to draw with: {error}")
+    env = make_env(
+        "InvertedPendulum-v5",
+        env_kwargs={"render_mode": "rgb_array"},
+        wrappers=[{"PixelObservation": {"size": 32, "frame_stack": 2, "action_repeat": 2}}],
+    )
+    obs, _ = env.reset(seed=0)
+    assert np.array_equal(obs[:3], obs[3:])
+    following = env.step(np.array([1.0], np.float32))[0]
+    assert np.array_equal(following[:3], obs[3:])
+    assert not np.array_equal(following[3:], obs[3:])
+    assert following.std() > 5
     env.close()
 
 

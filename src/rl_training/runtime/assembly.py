@@ -76,13 +76,19 @@ class Environments:
 
     def single(self) -> gym.Env[Any, Any]:
         """One environment of its own, for evaluation."""
+        own = self.config.eval_env_kwargs
         if not self.prebuilt:
-            return make_env(
-                self.source,
-                env_kwargs=self.config.env_kwargs | self.config.eval_env_kwargs,
-                wrappers=self.config.wrappers,
-                vectorization=self.config.vectorization,
-            )
+            try:
+                return make_env(
+                    self.source,
+                    env_kwargs=self.config.env_kwargs | own,
+                    wrappers=self.config.wrappers,
+                    vectorization=self.config.vectorization,
+                )
+            except ConfigError as error:
+                if own and str(error).startswith("env_kwargs:"):
+                    raise ConfigError(f"env_kwargs with eval_{error}") from error
+                raise
         source, why = self.source, "it is not registered"
         if isinstance(source, VectorEnv) and source is not source.unwrapped:
             why = "its vector wrappers cannot be put around a single environment"
