@@ -18,17 +18,29 @@ def test_it_is_an_environment() -> None:
 
 
 def test_an_image_by_hand() -> None:
-    """Six pixels across: five of a dot and one to move; the point is drawn over the target."""
-    env = PointPixels(size=6)
+    """Sixteen pixels, of which the middles may be two; the point is drawn over the target."""
+    env = PointPixels(size=16)
     env.reset(seed=0)
     env.point, env.target = np.array([-1.0, -1.0]), np.array([1.0, 1.0])
     image, reward, *_ = env.step(np.zeros(2, np.float32))
     assert reward == 0.0  # farther than 1
-    assert image.shape == (3, 6, 6)
-    assert (image[:, :5, :5] == 255).all()
-    assert image[:, 5, 5].tolist() == [255, 64, 64]
-    assert image[:, 5, 1].tolist() == [255, 64, 64]
-    assert image[:, 5, 0].tolist() == [0, 0, 0]
+    assert image.shape == (3, 16, 16)
+    red, white, expected = [255, 64, 64], [255, 255, 255], np.zeros((16, 16, 3))
+    expected[5:12, 5:12] = red  # around 8
+    expected[5:10, 5:10] = white  # around 7
+    assert np.array_equal(np.moveaxis(image, 0, -1), expected)
+
+
+def test_a_shift_by_four_pixels_cuts_nothing_off() -> None:
+    env = PointPixels(size=30)
+    for corner in ([-1, -1], [-1, 1], [1, -1], [1, 1]):
+        env.reset(seed=0)
+        env.point = env.target = np.array(corner, float)
+        image, *_ = env.step(np.zeros(2, np.float32))
+        assert not image[:, :4].any()
+        assert not image[:, -4:].any()
+        assert not image[:, :, :4].any()
+        assert not image[:, :, -4:].any()
 
 
 def test_moves_and_rewards_by_hand() -> None:
@@ -58,10 +70,10 @@ def test_going_straight_is_much_better_than_going_anywhere() -> None:
                 total, steps = total + float(reward), steps + 1
             assert steps == 40
             found.append(total)
-    assert np.mean(returns["best"]) > 34
-    assert np.mean(returns["random"]) < 12
+    assert np.mean(returns["best"]) == pytest.approx(37, abs=1)
+    assert np.mean(returns["random"]) == pytest.approx(7.4, abs=3)
 
 
 def test_a_size_too_small_for_a_dot_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected at least 6 pixels, found 5"):
-        PointPixels(size=5)
+    with pytest.raises(ValueError, match="expected at least 16 pixels, found 15"):
+        PointPixels(size=15)

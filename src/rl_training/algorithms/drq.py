@@ -18,7 +18,7 @@ from rl_training.algorithms.functional.random_shift import random_shift
 from rl_training.algorithms.functional.shapes import expect_shapes
 from rl_training.algorithms.generators import NumpyGenerator, derived_seeds
 from rl_training.algorithms.sac import SAC, lowest
-from rl_training.algorithms.soft_actor_critic import CRITIC_METRICS, CriticLoss, Views
+from rl_training.algorithms.soft_actor_critic import CRITIC_METRICS, CriticLoss
 from rl_training.algorithms.soft_config import Auto, SoftActorCriticConfig
 from rl_training.data.metrics import Metrics
 from rl_training.data.types import Batch, EnvSpec
@@ -115,12 +115,14 @@ class DrQ(SAC):
         self.shifts = NumpyGenerator(derived_seeds(seed, 4)[-1])
         self.parts["shifts"] = self.shifts
 
-    def views(self, batch: Batch) -> Views:
-        """The images, each shifted several times; its actions as often."""
+    def views(self, batch: Batch) -> tuple[Batch, Tensor]:
+        """The images, each shifted several times, and its actions as often; the actor sees one."""
         hyper = self.hyper
         obs = self._shifted(batch.obs, hyper.num_augmentations)
+        action = batch.action.repeat(hyper.num_augmentations, 1)
         following = self._shifted(batch.next_obs, hyper.num_target_augmentations)
-        return Views(obs, batch.action.repeat(hyper.num_augmentations, 1), following)
+        seen = batch._replace(obs=obs, action=action, next_obs=following)
+        return seen, obs[: len(batch.obs)]
 
     def critic_loss(
         self, output: Tensor, following: Tensor, cost: Tensor, batch: Batch

@@ -41,19 +41,11 @@ class CriticLoss(NamedTuple):
     numbers: Array
 
 
-class Views(NamedTuple):
-    """Observations with their actions, and the observations after them, as the critics see them."""
-
-    obs: Array
-    action: Array
-    next_obs: Array
-
-
 class SoftActorCritic(SoftActing):
     """Maximises return and entropy, off-policy, for continuous actions.
 
-    A subclass writes `critic_loss` and `actor_value`, and `members` if its targets come from some
-    of the critics.
+    A subclass writes `critic_loss` and `actor_value`, `members` if its targets come from some of
+    the critics, and `views` if they see more than the batch.
     """
 
     step_functions = ("_critic_gradient", "_actor_gradient")
@@ -117,13 +109,12 @@ class SoftActorCritic(SoftActing):
         with self.quietly():
             batch = self.to_learn_from(batch)
             alpha = self.temperature.alpha(batch.reward)
-            views = self.views(batch)
+            views, obs = self.views(batch)
             noise = self._noise_for(views.next_obs)
             numbers = self._critic_gradient(batch, views, noise, alpha, self.members())
             self.critic_optimizer.step(learning_rate)
             metrics: Mapping[str, Tensor] = Metrics(CRITIC_METRICS, numbers)
             if self.count.number % self.hyper.actor_interval == 0:
-                obs = views.obs[: len(batch.obs)]
                 more, log_prob = self._actor_gradient(obs, self._noise_for(obs), alpha)
                 self.actor_optimizer.step(learning_rate)
                 self.temperature.step(log_prob, learning_rate)
@@ -135,9 +126,9 @@ class SoftActorCritic(SoftActing):
         """The critics that the next targets come from; None for all of them."""
         return None
 
-    def views(self, batch: Batch) -> Views:
-        """What the critics see of a batch, perhaps in several ways; the actor sees the first."""
-        return Views(batch.obs, batch.action, batch.next_obs)
+    def views(self, batch: Batch) -> tuple[Batch, Array]:
+        """A batch as the critics see it, and its observations as the actor sees them."""
+        return batch, batch.obs
 
     @abstractmethod
     def critic_loss(self, output: Array, following: Array, cost: Array, batch: Batch) -> CriticLoss:
@@ -155,7 +146,7 @@ class SoftActorCritic(SoftActing):
         return noise if self.learns_on_host else torch.from_numpy(noise).to(self.device)
 
     def _critic_gradient(
-        self, batch: Batch, views: Views, noise: Array, alpha: Any, members: Array | None
+        self, batch: Batch, views: Batch, noise: Array, alpha: Any, members: Array | None
     ) -> Array:
         """Leave the gradient of the critics' loss in their parameters; gives `CRITIC_METRICS`."""
         policy = squashed_sample(self.actor(views.next_obs), noise)

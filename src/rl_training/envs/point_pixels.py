@@ -10,8 +10,9 @@ from gymnasium.spaces import Box
 
 SPEED = 0.15  # the farthest the point moves in a step, along each axis
 
-_POINT, _TARGET = (255, 255, 255), (255, 64, 64)
-_RADIUS = 2  # of what is drawn, in pixels beside the middle one
+_TARGET, _POINT = ((255, 64, 64), 3), ((255, 255, 255), 2)
+"""A colour, and how many pixels beside the middle one have it on each side."""
+_MARGIN = 7  # pixels around where the middles are, so that a shift by four cuts nothing off
 
 
 class PointPixels(gym.Env[np.ndarray, np.ndarray]):
@@ -25,8 +26,8 @@ class PointPixels(gym.Env[np.ndarray, np.ndarray]):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012 - as Gymnasium has it
 
     def __init__(self, size: int = 48, render_mode: str | None = None) -> None:
-        if size < 2 * _RADIUS + 2:
-            raise ValueError(f"size: expected at least {2 * _RADIUS + 2} pixels, found {size}")
+        if size < 2 * _MARGIN + 2:
+            raise ValueError(f"size: expected at least {2 * _MARGIN + 2} pixels, found {size}")
         self.size, self.render_mode = size, render_mode
         self.observation_space = Box(0, 255, (3, size, size), np.uint8)
         self.action_space = Box(-1.0, 1.0, (2,), np.float32)
@@ -60,9 +61,9 @@ class PointPixels(gym.Env[np.ndarray, np.ndarray]):
 
     def _image(self) -> np.ndarray:
         image = np.zeros((3, self.size, self.size), np.uint8)
-        for place, colour in ((self.target, _TARGET), (self.point, _POINT)):
-            inside = self.size - 2 * _RADIUS - 1
-            row, column = ((place + 1) / 2 * inside).round().astype(int)
-            width = 2 * _RADIUS + 1
+        for place, (colour, radius) in ((self.target, _TARGET), (self.point, _POINT)):
+            middle = _MARGIN + (place + 1) / 2 * (self.size - 1 - 2 * _MARGIN)
+            row, column = middle.round().astype(int) - radius
+            width = 2 * radius + 1
             image[:, row : row + width, column : column + width] = np.reshape(colour, (3, 1, 1))
         return image
