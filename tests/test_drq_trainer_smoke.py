@@ -83,7 +83,7 @@ def test_images_are_kept_once(tmp_path: Path) -> None:
 def test_what_it_cannot_take_is_refused(algo: str, tmp_path: Path) -> None:
     with pytest.raises(IncompatibleEnv, match=f"{algo} takes channel-first images of bytes obs"):
         train_config(tiny_config(algo, tmp_path, env_id="Pendulum-v1", env_kwargs={}))
-    with pytest.raises(IncompatibleEnv, match=f"{algo} takes bounded Box of floats actions"):
+    with pytest.raises(IncompatibleEnv, match=f"{algo} takes one-dimensional bounded Box of floats actions"):
         train_config(tiny_config(algo, tmp_path, env_id=Choices, env_kwargs={}))
     with pytest.raises(ConfigError, match="images of 8 x 8 are too small"):
         train_config(tiny_config(algo, tmp_path, env_kwargs={"size": 8}))
@@ -99,7 +99,8 @@ class Choices(gym.Env[np.ndarray, Any]):
 def test_the_defaults_are_the_papers() -> None:
     hyper = resolve_config({"algo": "drq", "env_id": "PointPixels-v0"}).hyper
     assert (hyper.num_augmentations, hyper.num_target_augmentations, hyper.pad) == (2, 2, 4)
-    assert (hyper.learning_rate, hyper.tau, hyper.policy_delay) == (1e-3, 0.005, 2)
+    assert (hyper.learning_rate, hyper.policy_delay) == (1e-3, 2)
+    assert 2 * hyper.tau == 0.01  # theirs at every second update
     assert (hyper.hidden_sizes, hyper.feature_size, hyper.encoder) == ((1024, 1024), 50, "drq")
 
 
@@ -135,6 +136,20 @@ def test_predict_takes_bytes_alone(tmp_path: Path) -> None:
     for wrong in (image / 255, image - 1, image + 1):
         with pytest.raises(UsageError, match="expected an image of bytes, whole numbers from 0"):
             agent.predict(wrong)
+
+
+class Matrix(gym.Env[np.ndarray, np.ndarray]):
+    """Images, and actions that are no vector."""
+
+    observation_space = gym.spaces.Box(0, 255, (3, 20, 20), np.uint8)
+    action_space = gym.spaces.Box(-1, 1, (2, 2), np.float32)
+
+
+@pytest.mark.parametrize("algo", ["drq", "drqv2"])
+def test_actions_that_are_no_vector_are_refused(algo: str, tmp_path: Path) -> None:
+    wanted = rf"{algo} takes one-dimensional bounded Box of floats actions; .* has Box.*\(2, 2\)"
+    with pytest.raises(IncompatibleEnv, match=wanted):
+        train_config(tiny_config(algo, tmp_path, env_id=Matrix, env_kwargs={}))
 
 
 def test_evaluations_in_other_spaces_are_refused_before_training(tmp_path: Path) -> None:

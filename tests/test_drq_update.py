@@ -127,16 +127,21 @@ def test_an_update_is_its_definition(augmentations: tuple[int, int], tied: bool)
 
 def test_without_shifts_it_is_sac_on_the_same_networks() -> None:
     drq = make(alpha=0.2, pad=0, num_augmentations=1, num_target_augmentations=1)
-    settings = SACConfig(alpha=0.2, hidden_sizes=(8,), learning_rate=1e-3, tau=0.01)
+    settings = SACConfig(
+        alpha=0.2, hidden_sizes=(8,), learning_rate=1e-3, tau=drq.hyper.tau, gamma=drq.hyper.gamma
+    )
     sac = SAC(copy.deepcopy(make().model), settings, SPEC, seed=0)
     batch = random_batch()
     found = [agent.update(batch, LEARNING).metrics for agent in (drq, sac)]
     # SAC's loss has a half that DrQ's has not.
     assert float(found[0]["critic_loss"]) == pytest.approx(2 * float(found[1]["critic_loss"]))
-    for name in ("target_q_mean", "q_value_mean", "entropy"):
+    for name in ("target_q_mean", "q_value_mean", "entropy", "actor_loss"):
         assert float(found[0][name]) == pytest.approx(float(found[1][name]), rel=1e-4)
     gradients = [agent.critic_optimizer.flat.grad for agent in (drq, sac)]
     assert_close(gradients[0], 2 * gradients[1])
+    # Adam's step does not depend on a gradient's scale, so the actors saw the same critics.
+    gradients = [agent.actor_optimizer.flat.grad for agent in (drq, sac)]
+    assert_close(gradients[0], gradients[1], rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -169,6 +174,18 @@ def test_tied_convolutions_stay_tied_after_copy_save_and_load() -> None:
     copied = copy.deepcopy(agent.model)
     assert copied.actor._borrowed[0] is copied.critics.convolutions
     assert copied.actor._borrowed[0] is not agent.critics.convolutions
+
+
+def test_an_actor_with_tied_convolutions_is_saved_whole() -> None:
+    agent, other = make(tied_convolutions=True), make(1, tied_convolutions=True)
+    images = random_batch().obs
+    assert not torch.equal(agent.actor(images), other.actor(images))
+    other.actor.load_state_dict(agent.actor.state_dict())
+    assert_close(agent.actor(images), other.actor(images))
+    assert other.actor._borrowed[0] is other.critics.convolutions
+    lacking = {name: x for name, x in agent.actor.state_dict().items() if "convol" not in name}
+    with pytest.raises(RuntimeError, match="Missing key"):
+        other.actor.load_state_dict(lacking)
 
 
 def test_shifts_go_on_where_they_stopped() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rl_training.algorithms.drq import DrQConfig
 from rl_training.data.prioritized_replay import PrioritizedReplayBuffer
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.types import EnvSpec, Transitions
@@ -146,6 +147,14 @@ def test_memory_is_that_of_single_images() -> None:
         image, rest = CHANNELS * SIDE * SIDE, 4 + 4 + 4 + 1
         assert buffer.nbytes == (1000 + 4 * num_envs) * (image + rest)
         assert buffer.nbytes == ReplayBuffer.predicted_bytes(spec(4), 1000, num_envs)
+
+
+@pytest.mark.parametrize("num_envs", [1, 16, 64])
+def test_a_replay_memory_is_filled_but_not_exceeded(num_envs: int) -> None:
+    hyper = DrQConfig(replay_memory="1MiB")
+    found = ReplayBuffer.needed_bytes(spec(4), hyper, num_envs)
+    row = ReplayBuffer.bytes_per_row(spec(4))
+    assert 2**20 - num_envs * row < found <= 2**20
 
 
 @pytest.mark.parametrize("num_envs", [1, 3])

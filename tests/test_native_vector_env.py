@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode
 
 from rl_training import DQN
 from rl_training.algorithms.base import Acting
@@ -19,6 +20,7 @@ from rl_training.envs.spaces import SpaceAdapter
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import find_checkpoint
 from rl_training.experiment.registry import resolve_config, train_config
+from rl_training.runtime.assembly import Environments
 from rl_training.runtime.collector import Collector
 from training import tiny_config
 
@@ -105,9 +107,28 @@ def test_dqn_learns_from_the_packaged_pong(tmp_path: Path) -> None:
     assert json.loads((result.run_dir / "summary.json").read_text())["status"] == "finished"
 
 
-def test_scores_are_not_clipped_where_it_is_said() -> None:
-    config = resolve_config("dqn/pong").config
-    assert config.eval_env_kwargs == {"reward_clipping": False}
+def test_scores_are_not_clipped_in_evaluations() -> None:
+    """In MsPacman a dot is worth 10."""
+    config = resolve_config("dqn/pong", overrides=["env_id=ALE/MsPacman-v5", "num_envs=1"]).config
+    environments = Environments(config)
+    training, judged = environments.training(), environments.single()
+    training.reset(seed=0)
+    judged.reset(seed=0)
+    clipped = max(float(training.step(np.array([3]))[1][0]) for _ in range(100))
+    assert clipped == 1.0
+    assert max(float(judged.step(3)[1]) for _ in range(100)) >= 10.0
+    training.close()
+    judged.close()
+
+
+def test_how_an_environment_resets_is_its_own() -> None:
+    """ale-py writes it into a dictionary of the class, where the latest one's stands."""
+    same = gym.make_vec("ALE/Pong-v5", num_envs=1, autoreset_mode=AutoresetMode.SAME_STEP)
+    following = gym.make_vec("ALE/Pong-v5", num_envs=1)
+    for venv, mode in ((same, AutoresetMode.SAME_STEP), (following, AutoresetMode.NEXT_STEP)):
+        spaces = venv.single_observation_space, venv.single_action_space
+        assert Collector(venv, SpaceAdapter("Pong", *spaces)).mode is mode
+        venv.close()
 
 
 @pytest.mark.parametrize("algo", ["dqn", "ppo"])
@@ -167,4 +188,7 @@ def test_a_policy_of_native_training_is_loaded_with_another_environment(tmp_path
     agent = DQN.load(result.run_dir, env=lambda: gym.make("CartPole-v1"))
     assert max(agent.evaluate(3).returns) > 6
     assert max(DQN.load(result.run_dir).evaluate(3).returns) <= 6
+    # What is given now stands above what was said of evaluations then.
+    given = DQN.load(result.run_dir, env_kwargs={"max_episode_steps": 8})
+    assert given.evaluate(3).lengths == (8, 8, 8)
     assert agent.config.vectorization == "sync"

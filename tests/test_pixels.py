@@ -8,11 +8,15 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import pygame
 import pytest
 from gymnasium.spaces import Box
+from gymnasium.wrappers import FrameStackObservation, RepeatAction
 
 from rl_training.envs.factory import make_env, make_vector_env
+from rl_training.envs.pixels import stacked_frames
 from rl_training.envs.snapshots import load_vector_state, resume_level, save_vector_state
+from rl_training.envs.spaces import SpaceAdapter
 from rl_training.errors import ConfigError, MissingExtra
 
 
@@ -75,11 +79,40 @@ def test_repeated_actions_add_up_and_stop_where_the_episode_does() -> None:
     assert [terminated for _, _, terminated, *_ in found] == [False, False, True]
 
 
-def test_grayscale_has_one_channel() -> None:
-    env = pixels(size=6, frame_stack=4, grayscale=True)
+def test_grayscale_is_the_brightness() -> None:
+    env = pixels(size=6, frame_stack=2, grayscale=True)
     obs, _ = env.reset(seed=0)
-    assert obs.shape == (4, 6, 6)
+    assert obs.shape == (2, 6, 6)
     assert env.observation_space.contains(obs)
+    for _ in range(9):
+        obs = env.step(env.action_space.sample())[0]
+    # Red 0.299, green 0.587 and blue 0.114 of 80, 81, 82 and of 90, 91, 92.
+    assert brightness(obs) == [80, 90]
+
+
+class Striped(Counter):
+    """Renders 6 rows and 8 columns, each with the number of its place."""
+
+    def render(self) -> Any:
+        rows, columns = np.mgrid[:6, :8].astype(np.uint8)
+        return np.stack([rows, columns, np.full_like(rows, self.steps)], -1)
+
+
+def test_a_crop_is_the_middle_of_what_is_rendered() -> None:
+    kwargs = {"render_mode": "rgb_array"}
+
+    def cropped(side: int) -> gym.Env[Any, Any]:
+        options = {"size": 4, "frame_stack": 1, "crop": side}
+        return make_env(Striped, env_kwargs=kwargs, wrappers=[{"PixelObservation": options}])
+
+    obs, _ = cropped(4).reset(seed=0)
+    assert obs[0].tolist() == [[row] * 4 for row in (1, 2, 3, 4)]
+    assert obs[1].tolist() == [[2, 3, 4, 5]] * 4
+    obs, _ = cropped(2).reset(seed=0)  # made larger
+    assert (obs[1].min(), obs[1].max()) == (3, 4)
+    for wrong in (0, 7):
+        with pytest.raises(ConfigError, match=rf"crop: .* 6 x 8 pixels .* found {wrong}"):
+            cropped(wrong)
 
 
 @pytest.mark.parametrize(
@@ -119,13 +152,20 @@ def test_mujoco_is_seen() -> None:
         importlib.import_module("mujoco.egl")
     except (ImportError, AttributeError) as error:
         pytest.skip(f"no library to draw with: {error}")
-    env = make_env(
-        "InvertedPendulum-v5",
-        env_kwargs={"render_mode": "rgb_array"},
-        wrappers=[{"PixelObservation": {"size": 32, "frame_stack": 2, "action_repeat": 2}}],
-    )
+
+    def seen() -> gym.Env[Any, Any]:
+        return make_env(
+            "InvertedPendulum-v5",
+            env_kwargs={"render_mode": "rgb_array"},
+            wrappers=[{"PixelObservation": {"size": 32, "frame_stack": 2, "action_repeat": 2}}],
+        )
+
+    env = seen()
     obs, _ = env.reset(seed=0)
     assert np.array_equal(obs[:3], obs[3:])
+    another = seen()
+    assert np.array_equal(another.reset(seed=0)[0], obs)  # the camera stands where it stood
+    another.close()
     following = env.step(np.array([1.0], np.float32))[0]
     assert np.array_equal(following[:3], obs[3:])
     assert not np.array_equal(following[3:], obs[3:])
@@ -160,3 +200,51 @@ def test_what_is_seen_is_saved_and_restored_exactly(env_id: str) -> None:
         assert np.array_equal(mine[1], theirs[1])
     envs.close()
     other.close()
+
+
+class Placed(Counter):
+    """Keeps where it is in something of pygame's that is not for drawing."""
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode)
+        self.place = pygame.Rect(0, 0, 1, 1)
+
+
+def test_of_pygame_only_what_is_drawn_on_is_left_out() -> None:
+    level = resume_level(lambda: make_vector_env(Placed, num_envs=1), seed=0)
+    assert level.level == "boundary"
+    assert "place" in level.reason
+
+
+@pytest.mark.parametrize(
+    ("around", "frames"),
+    [([], 3), (["FlattenObservation"], 1), ([{"RepeatAction": {"num_repeats": 2}}], 1)],
+)
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_images_are_counted_where_each_step_adds_one(
+    around: list[Any], frames: int, vectorization: str
+) -> None:
+    envs = make_vector_env(
+        Counter,
+        num_envs=1,
+        vectorization=vectorization,
+        env_kwargs={"render_mode": "rgb_array"},
+        wrappers=[{"PixelObservation": {"size": 12, "frame_stack": 3}}, *around],
+    )
+    spaces = envs.single_observation_space, envs.single_action_space
+    adapter = SpaceAdapter("Counter", *spaces, frames=stacked_frames(envs))
+    envs.close()
+    assert adapter.spec.frames == frames
+
+
+def test_gymnasiums_stacks_are_counted_too() -> None:
+    env = FrameStackObservation(GreyEnv(), 4)
+    assert env.observation_space.shape == (4, 8, 8)
+    assert stacked_frames(env) == 4
+    assert stacked_frames(RepeatAction(env, 2)) == 1
+
+
+class GreyEnv(Counter):
+    """Shows images without colours."""
+
+    observation_space = Box(0, 255, (8, 8), np.uint8)

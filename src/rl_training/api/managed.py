@@ -40,7 +40,7 @@ from rl_training.runtime.resuming import report_skipped
 from rl_training.runtime.threads import threads
 from rl_training.runtime.training_run import evaluation_seed
 
-ENVIRONMENT_KEYS = ("env_id", "env_kwargs", "wrappers")
+ENVIRONMENT_KEYS = ("env_id", "env_kwargs", "eval_env_kwargs", "wrappers")
 
 
 class ManagedAlgorithm:
@@ -106,6 +106,9 @@ class ManagedAlgorithm:
                 changes["vectorization"] = "sync"
         if env_kwargs is not None:
             changes["env_kwargs"] = {**config.env_kwargs, **env_kwargs}
+            own = changes.get("eval_env_kwargs", config.eval_env_kwargs)
+            kept = {key: value for key, value in own.items() if key not in env_kwargs}
+            changes["eval_env_kwargs"] = kept
         if network is not None:
             changes["algo_kwargs"] = {**config.algo_kwargs, "network": network}
         managed = cls(config.with_changes(**changes))

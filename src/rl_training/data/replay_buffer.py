@@ -85,7 +85,7 @@ class ReplayBuffer:
         **options: Any,
     ) -> Self:
         """The buffer the hyper-parameters ask for; refused if this machine cannot hold it."""
-        capacity = cls.capacity_for(spec, hyper)
+        capacity = cls.capacity_for(spec, hyper, num_envs)
         refuse_if_too_large(cls.predicted_bytes(spec, capacity, num_envs), capacity)
         return cls(
             spec,
@@ -99,16 +99,17 @@ class ReplayBuffer:
         )
 
     @classmethod
-    def capacity_for(cls, spec: EnvSpec, hyper: Any) -> int:
+    def capacity_for(cls, spec: EnvSpec, hyper: Any, num_envs: int) -> int:
         """Transitions the hyper-parameters ask for, whichever way they say it."""
         if hyper.replay_memory is None:
             return int(hyper.buffer_size or DEFAULT_BUFFER_SIZE)
-        return max(1, parse_memory(hyper.replay_memory) // cls.bytes_per_row(spec))
+        rows = parse_memory(hyper.replay_memory) // cls.bytes_per_row(spec) // num_envs
+        return max(1, rows - spec.frames) * num_envs
 
     @classmethod
     def needed_bytes(cls, spec: EnvSpec, hyper: Any, num_envs: int) -> int:
         """Memory of the buffer the hyper-parameters ask for."""
-        return cls.predicted_bytes(spec, cls.capacity_for(spec, hyper), num_envs)
+        return cls.predicted_bytes(spec, cls.capacity_for(spec, hyper, num_envs), num_envs)
 
     @staticmethod
     def rows_per_env(capacity: int, num_envs: int, frames: int = 1) -> int:

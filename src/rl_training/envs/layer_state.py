@@ -21,6 +21,7 @@ SKIPPED = frozenset(
 )
 """Attributes that say how an environment was built; a fresh one has them already."""
 _GENERATOR = ("_np_random", "_np_random_seed")
+_PYGAME = ("Surface", "Clock", "Font")  # other things of pygame's may say where something is
 _MUJOCO = ("model", "data", "mujoco_renderer")
 
 
@@ -110,7 +111,12 @@ def _load_layer(
 def _drawn(layer: Any) -> list[str]:
     """Attributes that hold what is drawn on: a drawing follows from the rest of the state."""
     held = vars(layer).items() if hasattr(layer, "__dict__") else ()
-    return [name for name, value in held if type(value).__module__.partition(".")[0] == "pygame"]
+    kinds = {name: type(value) for name, value in held}
+    return [
+        name
+        for name, kind in kinds.items()
+        if kind.__module__.partition(".")[0] == "pygame" and kind.__name__ in _PYGAME
+    ]
 
 
 def has_own_state(layer: Any) -> bool:

@@ -29,7 +29,9 @@ class OneOfVector(gym.Env[Any, Any]):
         return obs[0], info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """What the environment answers; at an episode's end, its last observation."""
+        """What the environment answers; whether an episode's end shows its last observation or the
+        next one's first is up to how it resets.
+        """
         actions = np.asarray(action, self.action_space.dtype)[None]
         obs, reward, terminated, truncated, info = self._venv.step(actions)
         return obs[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), info

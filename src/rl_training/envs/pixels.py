@@ -26,7 +26,8 @@ class PixelObservation(gym.ObservationWrapper[np.ndarray, Any, np.ndarray]):
     """What an environment renders, as bytes (frame_stack * channels, size, size), oldest first.
 
     An action is repeated `action_repeat` times, and one image made after that. At the start of an
-    episode its first image fills the stack. The environment has to render into arrays
+    episode its first image fills the stack. With `crop` an image is the square of so many pixels
+    in the middle of what is rendered. The environment has to render into arrays
     (`env_kwargs: {render_mode: rgb_array}`).
     """
 
@@ -38,6 +39,7 @@ class PixelObservation(gym.ObservationWrapper[np.ndarray, Any, np.ndarray]):
         frame_stack: int = 3,
         action_repeat: int = 1,
         grayscale: bool = False,
+        crop: int | None = None,
     ) -> None:
         if env.render_mode != "rgb_array":
             raise ValueError(
@@ -52,7 +54,11 @@ class PixelObservation(gym.ObservationWrapper[np.ndarray, Any, np.ndarray]):
             )
         if action_repeat > 1:
             env = RepeatAction(env, action_repeat)
-        env = ResizeObservation(AddRenderObservation(env, render_only=True), (size, size))
+        env.reset(seed=0)  # a camera may stand where the first image finds things
+        env = AddRenderObservation(env, render_only=True)
+        if crop is not None:
+            env = Middle(env, crop)
+        env = ResizeObservation(env, (size, size))
         if grayscale:
             env = GrayscaleObservation(env, keep_dim=True)
         env.observation_space.seed(0)  # the stacking copies its generator, which would be random
@@ -65,6 +71,26 @@ class PixelObservation(gym.ObservationWrapper[np.ndarray, Any, np.ndarray]):
         """(stack, height, width, channels) as (stack * channels, height, width)."""
         images = np.moveaxis(np.asarray(observation), -1, 1)
         return np.ascontiguousarray(images).reshape(self.observation_space.shape)
+
+
+class Middle(gym.ObservationWrapper[np.ndarray, Any, np.ndarray]):
+    """The square in the middle of an image, with so many pixels on a side."""
+
+    def __init__(self, env: gym.Env[Any, Any], side: int) -> None:
+        super().__init__(env)
+        height, width, channels = env.observation_space.shape or ()
+        if not 1 <= side <= min(height, width):
+            raise ValueError(
+                f"crop: expected at least 1 and at most the {height} x {width} pixels that are "
+                f"rendered, found {side}"
+            )
+        self._side, self._corner = side, ((height - side) // 2, (width - side) // 2)
+        self.observation_space = Box(0, 255, (side, side, channels), np.uint8)
+
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        """Cut it out."""
+        (top, left), side = self._corner, self._side
+        return observation[top : top + side, left : left + side]
 
 
 def stacked_frames(envs: gym.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> int:

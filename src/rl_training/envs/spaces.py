@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ class SpaceAdapter:
             env_id=env_id,
             obs_shape=self._obs_codec.shape,
             obs_dtype=self._obs_codec.dtype,
-            frames=frames,
+            frames=frames if _divides(self._obs_codec.shape, frames) else 1,
             **self._action_codec.sizes,
         )
 
@@ -63,6 +64,11 @@ class SpaceAdapter:
     def decode(self, action: np.ndarray) -> np.ndarray:
         """Actions as the environment takes them."""
         return self._action_codec.decode(action)
+
+
+def _divides(shape: Sequence[int], frames: int) -> bool:
+    """Whether observations are so many images of one after another."""
+    return len(shape) == 3 and shape[0] % frames == 0
 
 
 def space_to_plain(space: spaces.Space[Any]) -> dict[str, Any]:

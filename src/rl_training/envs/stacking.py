@@ -6,20 +6,25 @@ from typing import Any
 
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
-from gymnasium.wrappers import FrameStackObservation
+from gymnasium.wrappers import FrameStackObservation, MaxAndSkipObservation, RepeatAction
 
 
 def frames_of(env: gym.Env[Any, Any]) -> int:
-    """As `PixelObservation` says it, or Gymnasium's wrapper of images without colours; else 1."""
-    if env.has_wrapper_attr("stacked_frames"):
-        return int(env.get_wrapper_attr("stacked_frames"))
+    """As `PixelObservation` says it, or Gymnasium's wrapper of images without colours; else 1.
+
+    It is 1 too if a wrapper around them takes several of their steps at once.
+    """
     shape, layer = env.observation_space.shape, env
     while isinstance(layer, gym.Wrapper):
+        if isinstance(layer, (RepeatAction, MaxAndSkipObservation)):
+            return 1
+        if "stacked_frames" in vars(layer):
+            return int(vars(layer)["stacked_frames"])
         if isinstance(layer, FrameStackObservation):
             plain = layer.observation_space.shape == shape and len(shape or ()) == 3
             return layer.stack_size if plain else 1
         layer = layer.env
-    return 1
+    return int(getattr(layer, "stacked_frames", 1))
 
 
 def frames_of_native(venv: VectorEnv[Any, Any, Any]) -> int:

@@ -243,9 +243,10 @@ def _judging(environments: Environments, adapter: SpaceAdapter) -> gym.Env[Any, 
     ):
         if mine != other:
             env.close()
+            key = "eval_env_kwargs" if environments.config.eval_env_kwargs else "env_id"
             raise ConfigError(
-                f"eval_env_kwargs: expected evaluations in the {name} space of training, {other}, "
-                f"found {mine}; change only what leaves spaces alone"
+                f"{key}: expected evaluations in the {name} space of training, {other}, found "
+                f"{mine}; what is built for evaluation must have the same spaces"
             )
     return env
 

@@ -41,7 +41,9 @@ class Collector:
         self.envs = envs
         self.adapter = adapter
         self.num_envs = envs.num_envs
-        self.mode = AutoresetMode(envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+        # The metadata may be those of a class, of which another one has written them.
+        said = envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
+        self.mode = AutoresetMode(getattr(envs.unwrapped, "autoreset_mode", said))
         self.steps = 0
         self.episodes: deque[Episode] = deque(maxlen=100)
         self.episodes_finished = 0

@@ -14,7 +14,7 @@ _PLAIN = {
     "vector": "Box vectors, Discrete, flat Dict",
     "image": "channel-first images of bytes",
     "discrete": "Discrete",
-    "continuous": "bounded Box of floats",
+    "continuous": "one-dimensional bounded Box of floats",
     "multi_discrete": "one-dimensional MultiDiscrete",
     "multi_binary": "one-dimensional MultiBinary",
 }
@@ -38,9 +38,10 @@ def check_spaces(
 
 def in_plain_words(kinds: frozenset[str]) -> str:
     """Kinds of space as people call them."""
-    names = {_PLAIN.get(name, name) for name in kinds - {"continuous", "unbounded"}}
-    if "continuous" in kinds:
-        names.add("Box of floats" if "unbounded" in kinds else _PLAIN["continuous"])
+    names = {_PLAIN.get(name, name) for name in kinds - {"unbounded"}}
+    if "continuous_array" in kinds:
+        names -= {"continuous_array", _PLAIN["continuous"]}
+        names.add("Box of floats" if "unbounded" in kinds else "bounded Box of floats")
     return ", ".join(sorted(names))
 
 
@@ -53,8 +54,10 @@ def _advice(what: str, kinds: tuple[str, str], taken: frozenset[str]) -> str:
     advice = f"Algorithms that would work: {', '.join(fitting)}." if fitting else ""
     if what == "observations" and kinds[0] == "other image":
         return (
-            "Images have to be bytes (uint8) with their channels first: (channels, height, width), "
-            "fewer channels than rows and columns; the wrapper TransformObservation turns them."
+            "Images have to be bytes (uint8) with their channels first, (channels, height, width), "
+            "and have fewer channels than rows and columns. In Python Gymnasium's "
+            "TransformObservation turns them; larger images or a shorter stack have room for more "
+            "channels."
         )
     if what == "observations" and taken == {"image"}:
         return (

@@ -16,6 +16,7 @@ SPEC = replace(
     model=CNNDrQModel.build,
     algorithm=DrQ,
     observations=frozenset({"image"}),
+    actions=frozenset({"continuous"}),
 )
 
 train_drq = trainer(SPEC)

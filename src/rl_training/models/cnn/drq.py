@@ -38,6 +38,9 @@ class PixelActor(nn.Module):
         # In a list, a network is no part of this one: its parameters are the critics' alone.
         self._borrowed = [convolutions] if tied else []
         self.convolutions = None if tied else convolutions
+        if tied:  # yet an actor that is saved on its own is whole
+            self.register_state_dict_post_hook(_save_borrowed)  # type: ignore[no-untyped-call]
+            self.register_load_state_dict_pre_hook(_load_borrowed)  # type: ignore[no-untyped-call]
         self.features = NormalizedFeatures(convolutions.size, features)
         self.layers = MLP((features, *hidden_sizes, 2 * action_dim))
 
@@ -49,6 +52,18 @@ class PixelActor(nn.Module):
             seen = self.convolutions(images)
         outputs: Tensor = self.layers.forward(self.features(seen))
         return outputs
+
+
+def _save_borrowed(actor: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
+    (convolutions,) = actor._borrowed
+    state.update(convolutions.state_dict(prefix=f"{prefix}convolutions."))
+
+
+def _load_borrowed(actor: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    (convolutions,) = actor._borrowed
+    start = f"{prefix}convolutions."
+    names = [name for name in state if name.startswith(start)]
+    convolutions.load_state_dict({name.removeprefix(start): state.pop(name) for name in names})
 
 
 class PixelCritics(nn.Module):
