@@ -83,7 +83,9 @@ def test_images_are_kept_once(tmp_path: Path) -> None:
 def test_what_it_cannot_take_is_refused(algo: str, tmp_path: Path) -> None:
     with pytest.raises(IncompatibleEnv, match=f"{algo} takes channel-first images of bytes obs"):
         train_config(tiny_config(algo, tmp_path, env_id="Pendulum-v1", env_kwargs={}))
-    with pytest.raises(IncompatibleEnv, match=f"{algo} takes one-dimensional bounded Box of floats actions"):
+    with pytest.raises(
+        IncompatibleEnv, match=f"{algo} takes one-dimensional bounded Box of floats actions"
+    ):
         train_config(tiny_config(algo, tmp_path, env_id=Choices, env_kwargs={}))
     with pytest.raises(ConfigError, match="images of 8 x 8 are too small"):
         train_config(tiny_config(algo, tmp_path, env_kwargs={"size": 8}))

@@ -103,6 +103,9 @@ class OffPolicyHyperParameters(HyperParameters):
     learning_starts: Interval = Field(
         1_000, description="environment transitions of random play before the first update"
     )
+    reward_scale: float = Field(
+        1.0, gt=0, le=1e6, description="factor of the rewards learned from, not of those reported"
+    )
 
     @model_validator(mode="after")
     def _one_size_of_buffer(self) -> Self:
