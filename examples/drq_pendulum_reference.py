@@ -9,7 +9,6 @@ This leaves the policy in `runs/drq_pendulum`, as weights and as a program that 
 import argparse
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -25,10 +24,10 @@ from rl_training.runtime.collector import Collector
 from rl_training.runtime.evaluator import Evaluator
 
 ENV_ID = "Pendulum-v1"
-IMAGES = {"size": 48, "frame_stack": 3, "action_repeat": 2}
+IMAGES = {"size": 48, "crop": 260, "frame_stack": 3, "action_repeat": 2, "grayscale": True}
 ENV = {"env_kwargs": {"render_mode": "rgb_array"}, "wrappers": [{"PixelObservation": IMAGES}]}
-WARM_UP = 500
-OUTPUT = Path("runs/drq_pendulum")
+SETTINGS = {"pad": 1, "reward_scale": 0.05, "gamma": 0.95, "tau": 0.02, "alpha": 0.02}
+WARM_UP, OUTPUT = 500, Path("runs/drq_pendulum")
 
 
 class Policy(nn.Sequential):
@@ -40,7 +39,7 @@ class Policy(nn.Sequential):
 
 def main(steps: int, seed: int) -> float:
     torch.manual_seed(seed)
-    hyper = DrQConfig(encoder="nature", hidden_sizes=(256, 256), batch_size=64)
+    hyper = DrQConfig(encoder="nature", hidden_sizes=(256, 256), batch_size=64, **SETTINGS)
 
     # The environment: three stacked images, of which the replay keeps each one once.
     envs = make_vector_env(ENV_ID, num_envs=1, **ENV)
@@ -56,7 +55,7 @@ def main(steps: int, seed: int) -> float:
         transition = collector.step(
             lambda obs, state, first, now=moment: drq.act(obs, state, first, now, explore=True)
         )
-        replay.add(transition)
+        replay.add(transition._replace(reward=hyper.reward_scale * transition.reward))
         # An update shifts every image by a few pixels, twice. The critics learn, from both, the
         # mean of two targets, each from a shift of the next images with an action of its own.
         if not moment.warming_up:
@@ -84,8 +83,9 @@ def main(steps: int, seed: int) -> float:
     program = torch.export.export(policy, (images,), dynamic_shapes=({0: torch.export.Dim.AUTO},))
     torch.export.save(program, OUTPUT / "policy.pt2")
     loaded = torch.export.load(OUTPUT / "policy.pt2").module()
-    actions = [adapter.decode(act(images[:1]).detach().numpy())[0] for act in (policy, loaded)]
-    print("predicted torque: {} by the weights, {} by the program".format(*np.round(actions, 4)))
+    for name, act in (("weights", policy), ("program", loaded)):
+        torque = adapter.decode(act(images[:1]).detach().numpy())[0]
+        print(f"torque by the {name}: {torque.round(4)}")
     evaluator.close()
     envs.close()
     return evaluation.mean

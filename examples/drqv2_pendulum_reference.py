@@ -22,14 +22,15 @@ from rl_training.runtime.collector import Collector
 from rl_training.runtime.evaluator import Evaluator
 
 ENV_ID = "Pendulum-v1"
-IMAGES = {"size": 48, "frame_stack": 3, "action_repeat": 2}
+IMAGES = {"size": 48, "crop": 260, "frame_stack": 3, "action_repeat": 2, "grayscale": True}
 ENV = {"env_kwargs": {"render_mode": "rgb_array"}, "wrappers": [{"PixelObservation": IMAGES}]}
 WARM_UP = 500
+SETTINGS = {"pad": 1, "reward_scale": 0.05, "gamma": 0.95, "tau": 0.02, "learning_rate": 5e-4}
 
 
 def main(steps: int, seed: int) -> float:
     torch.manual_seed(seed)
-    hyper = DrQv2Config(encoder="nature", hidden_sizes=(256, 256), batch_size=64)
+    hyper = DrQv2Config(encoder="nature", hidden_sizes=(256, 256), batch_size=64, **SETTINGS)
 
     # The environment: three stacked images, of which the replay keeps each one once.
     envs = make_vector_env(ENV_ID, num_envs=1, **ENV)
@@ -48,7 +49,7 @@ def main(steps: int, seed: int) -> float:
         transition = collector.step(
             lambda obs, state, first, now=moment: agent.act(obs, state, first, now, explore=True)
         )
-        replay.add(transition)
+        replay.add(transition._replace(reward=hyper.reward_scale * transition.reward))
         # Every other step an update: it shifts every image by a few pixels; the critics and the
         # encoder learn towards r + discount * (the lower target critic, at the actor's action with
         # some noise), and the actor follows the critics without touching the encoder.

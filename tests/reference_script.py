@@ -39,7 +39,7 @@ class ReferenceScriptTests:
         spec.loader.exec_module(module)
         for name, value in list(vars(module).items()):
             if self.smaller and name.endswith("Config"):
-                setattr(module, name, partial(value, **self.smaller))
+                setattr(module, name, partial(self._made_smaller, value))
         vars(module).update(self.constants)
         return module
 
@@ -54,6 +54,9 @@ class ReferenceScriptTests:
         before = torch.get_num_threads()
         yield
         torch.set_num_threads(before)
+
+    def _made_smaller(self, config: type[Any], **given: Any) -> Any:
+        return config(**given | self.smaller)
 
     def test_it_is_short_enough_to_read(self) -> None:
         assert len((EXAMPLES / f"{self.name}.py").read_text().splitlines()) < 100

@@ -29,6 +29,8 @@ class TestDrQReferenceScript(ReferenceScriptTests):
         "num_augmentations": 1,
         "num_target_augmentations": 1,
         "gamma": 0.5,
+        "reward_scale": 1.0,
+        "alpha": 0.1,
     }
 
     def test_it_leaves_the_policy_behind(
@@ -43,11 +45,11 @@ class TestDrQReferenceScript(ReferenceScriptTests):
         actions = program(images)
         assert actions.shape == (7, 1)
         assert float(actions.detach().abs().max()) < 1
-        line = capsys.readouterr().out.splitlines()[-1]
-        by_weights, by_program = line.partition(": ")[2].split(" by the weights, ")
+        lines = capsys.readouterr().out.splitlines()[-2:]
+        ways = [line.partition(": ")[0] for line in lines]
+        assert ways == ["torque by the weights", "torque by the program"]
         told = [
-            [float(word) for word in words.strip("[]").split()]
-            for words in (by_weights, by_program.removesuffix(" by the program"))
+            [float(word) for word in line.partition(": ")[2].strip("[]").split()] for line in lines
         ]
         assert np.isfinite(told).all()
         np.testing.assert_allclose(told[0], told[1], atol=2e-4)

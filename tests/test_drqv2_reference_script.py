@@ -20,4 +20,5 @@ class TestDrQv2ReferenceScript(ReferenceScriptTests):
         "batch_size": 32,
         "learning_rate": 1e-3,
         "gamma": 0.5,
+        "reward_scale": 1.0,
     }
