@@ -248,3 +248,18 @@ class GreyEnv(Counter):
     """Shows images without colours."""
 
     observation_space = Box(0, 255, (8, 8), np.uint8)
+
+
+def test_dm_control_is_seen() -> None:
+    """With the extra dmc, which the tests do not install: it is large."""
+    pytest.importorskip("shimmy")
+    env = make_env(
+        "dm_control/cartpole-swingup-v0",
+        env_kwargs={"render_mode": "rgb_array"},
+        wrappers=[{"PixelObservation": {"size": 32, "frame_stack": 2}}],
+    )
+    obs, _ = env.reset(seed=0)
+    following = env.step(np.array([1.0]))[0]
+    assert np.array_equal(following[:3], obs[3:])
+    assert not np.array_equal(following[3:], obs[3:])
+    env.close()

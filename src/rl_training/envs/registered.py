@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -114,5 +115,9 @@ def _render_without_a_screen() -> None:
     """Have MuJoCo and pygame draw into memory where no screen is connected."""
     screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if sys.platform == "linux" and not screen:
-        os.environ.setdefault("MUJOCO_GL", "egl")
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        if "MUJOCO_GL" not in os.environ:
+            os.environ["MUJOCO_GL"] = "egl"
+            # Gymnasium may have imported dm_control already, which chose a window then.
+            if "dm_control._render" in sys.modules:
+                importlib.reload(sys.modules["dm_control._render"])
