@@ -540,6 +540,12 @@ def test_ours_runs_recurrent_workloads(base: Any) -> None:
     assert all(found[part] > 0 for part in PARTS)
 
 
+def test_ours_runs_the_workload_of_images() -> None:
+    tiny = replace(W7, hidden=(8,), features=8, batch_size=2, learning_starts=8, timed=4)
+    record = measure(OURS, replace(tiny, warm_up=12), Path(sys.executable))
+    assert (record["transitions"], record["updates"]) == (4, 4)
+
+
 def test_a_failing_library_is_recorded_and_the_others_go_on(capsys: Any) -> None:
     tiny = replace(W8, hidden=(8,), num_envs=2, num_steps=8, batch_size=8, warm_up=16, timed=48)
     unknown = Library("no_such_library", "None")
