@@ -87,8 +87,8 @@ def test_what_it_cannot_take_is_refused(algo: str, tmp_path: Path) -> None:
         IncompatibleEnv, match=f"{algo} takes one-dimensional bounded Box of floats actions"
     ):
         train_config(tiny_config(algo, tmp_path, env_id=Choices, env_kwargs={}))
-    with pytest.raises(ConfigError, match="images of 8 x 8 are too small"):
-        train_config(tiny_config(algo, tmp_path, env_kwargs={"size": 8}))
+    with pytest.raises(ConfigError, match="images of 20 x 20 are too small"):
+        train_config(tiny_config(algo, tmp_path, algo_kwargs={"encoder": "nature"}))
 
 
 class Choices(gym.Env[np.ndarray, Any]):

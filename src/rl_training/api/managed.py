@@ -34,13 +34,11 @@ from rl_training.runtime.assembly import Environments
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.compatibility import check_spaces
 from rl_training.runtime.evaluator import Evaluation, Evaluator
-from rl_training.runtime.lost_objects import refuse_lost_objects
+from rl_training.runtime.lost_objects import ENVIRONMENT_KEYS, refuse_lost_objects
 from rl_training.runtime.result import TrainingInterrupted, TrainResult
 from rl_training.runtime.resuming import report_skipped
 from rl_training.runtime.threads import threads
 from rl_training.runtime.training_run import evaluation_seed
-
-ENVIRONMENT_KEYS = ("env_id", "env_kwargs", "eval_env_kwargs", "wrappers")
 
 
 class ManagedAlgorithm:
@@ -107,8 +105,7 @@ class ManagedAlgorithm:
         if env_kwargs is not None:
             changes["env_kwargs"] = {**config.env_kwargs, **env_kwargs}
             own = changes.get("eval_env_kwargs", config.eval_env_kwargs)
-            kept = {key: value for key, value in own.items() if key not in env_kwargs}
-            changes["eval_env_kwargs"] = kept
+            changes["eval_env_kwargs"] = {key: own[key] for key in own.keys() - env_kwargs.keys()}
         if network is not None:
             changes["algo_kwargs"] = {**config.algo_kwargs, "network": network}
         managed = cls(config.with_changes(**changes))

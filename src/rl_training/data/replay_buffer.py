@@ -286,8 +286,7 @@ class ReplayBuffer:
                     f"the saved replay buffer has {name} {state[name]}, this one has {mine}; "
                     "resume with the buffer size and num_envs of the saved run"
                 )
-        self._empty = state["extent"] == 0
-        self._wrapped = state["extent"] == self._rows
+        self._empty, self._wrapped = (state["extent"] == rows for rows in (0, self._rows))
         self._head[:] = state["head"]
         self._valid[:] = False
         for name in _STORES:
