@@ -1,7 +1,7 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-TEST_EXTRAS := dev,box2d,mujoco,popgym,report
+TEST_EXTRAS := dev,atari,box2d,mujoco,pixels,popgym,report
 
 .PHONY: help setup train test check evidence bench clean
 .DEFAULT_GOAL := help

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -37,7 +38,7 @@ from benchmarks.workloads import WORKLOADS, BenchmarkError, chosen
 from rl_training.experiment.run_metadata import git_state
 
 RESULTS = Path(__file__).parent / "results"
-COMMANDS = ("run", "table", "picture", "scaling", "parts", "threads", "ensemble")
+COMMANDS = ("run", "table", "picture", "scaling", "parts", "threads", "ensemble", "replay")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -60,7 +61,10 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--output", type=Path, default=RESULTS, help="a folder")
     parts = commands.add_parser("parts", help="where the time of ours goes")
     parts.add_argument("--workloads", default=",".join(WORKLOADS), help="default: %(default)s")
-    for command in (run, scaling, parts):
+    replay = commands.add_parser("replay", help="memory and sampling of stacked images")
+    replay.add_argument("--transitions", type=int, default=100_000, help="default: %(default)s")
+    replay.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
+    for command in (run, scaling, parts, replay):
         command.add_argument("--core", type=int, help="to run on; default: the last one")
     commands.add_parser("threads", help="one thread or several, by width and batch")
     commands.add_parser("ensemble", help="an update of REDQ by its number of critics")
@@ -207,6 +211,36 @@ def ensemble() -> int:
     return 0
 
 
+def replay(args: argparse.Namespace) -> int:
+    """Print what a replay memory of stacked images takes and gives, as a Markdown table."""
+    if min(args.transitions, args.rounds) < 1:
+        raise BenchmarkError("--transitions and --rounds must be at least 1")
+    prepare(args.core)
+    libraries = OURS, PEERS["sb3"]
+    rounds = [
+        [
+            run_json(
+                interpreter(library),
+                "benchmarks.replay_memory",
+                {"library": library.name, "transitions": args.transitions, "seconds": 5.0},
+            )
+            for library in libraries
+        ]
+        for _ in range(args.rounds)
+    ]
+    rows = []
+    for library, found in zip(libraries, zip(*rounds, strict=True), strict=True):
+        size, frames = (max(each[key] for each in found) for key in ("bytes", "frames"))
+        rates = sorted(each["sampled_per_s"] for each in found)
+        spread = f"{median(rates):,.0f} ({rates[0]:,.0f} to {rates[-1]:,.0f})"
+        rows.append([library.title, f"{size / 1e9:.2f} GB", f"{frames:.2f}", spread])
+    header = ["", "resident memory", "images per transition", "transitions sampled per second"]
+    print("\n".join(markdown(header, rows)))
+    ratios = [a["sampled_per_s"] / b["sampled_per_s"] for a, b in rounds]
+    print(f"\nOurs samples {median(ratios):.2f} times as fast (median of {args.rounds} rounds).")
+    return 0
+
+
 def load(path: Path) -> dict[str, Any]:
     """A results file."""
     try:
@@ -235,7 +269,9 @@ def main(arguments: Sequence[str]) -> int:
             return 0
         if args.command in ("threads", "ensemble"):
             return threads() if args.command == "threads" else ensemble()
-        return {"run": run, "scaling": scaling, "parts": parts}[args.command](args)
+        return {"run": run, "scaling": scaling, "parts": parts, "replay": replay}[args.command](
+            args
+        )
     except BenchmarkError as error:
         print(error, file=sys.stderr)
         return 2

@@ -8,6 +8,7 @@ Run as a process with a JSON list of workloads, it prints what was measured.
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from typing import Any
 from benchmarks.workloads import (
     DQNWorkload,
     DRQNWorkload,
+    DrQWorkload,
     PPOWorkload,
     RecurrentPPOWorkload,
     SACWorkload,
@@ -92,12 +94,32 @@ def sac_flops(w: SACWorkload) -> float:
     return 2 * actor + 2 * w.batch_size * w.updates_per_step * update
 
 
+def drq_flops(w: DrQWorkload) -> float:
+    """As for SAC, with an encoder before the actor and one before the critics.
+
+    Back through an encoder there are gradients of all weights, and of all inputs but the images.
+    The actor's step goes forward through the critics' encoder, and back to the actions alone.
+    """
+    each = [places * seen * filters for places, seen, filters in w.convolutions]
+    places, _, filters = w.convolutions[-1]
+    encoder = sum(each) + places * filters * w.features
+    back = 2 * encoder - each[0]
+    actor = weights(w.features, *w.hidden, 2 * w.num_actions)
+    critic = w.num_critics * weights(w.features + w.num_actions, *w.hidden, 1)
+    to_action = critic - w.num_critics * weights(w.features, w.hidden[0])
+    critics_step = (encoder + actor) + (encoder + critic) + (encoder + back + 3 * critic)
+    actor_step = (encoder + back + 3 * actor) + (encoder + critic + to_action)
+    update = critics_step + actor_step / w.policy_delay
+    return 2 * (encoder + actor) + 2 * w.batch_size * w.updates_per_step * update
+
+
 FLOPS: dict[str, Callable[[Any], float]] = {
     "dqn": dqn_flops,
     "qr_dqn": dqn_flops,
     "sac": sac_flops,
     "tqc": sac_flops,
     "redq": sac_flops,
+    "drq": drq_flops,
     "drqn": drqn_flops,
     "ppo": ppo_flops,
     "recurrent_ppo": recurrent_ppo_flops,
@@ -114,7 +136,13 @@ def limit_rate(w: Workload, limits: Mapping[str, Mapping[str, float]]) -> float:
 
 
 def shape(w: Workload) -> tuple[int, int, int]:
-    """Rows, inputs and outputs of the workload's largest matrix product; an LSTM has four gates."""
+    """Rows, inputs and outputs of the workload's largest matrix product; an LSTM has four gates.
+
+    A convolution multiplies what it sees at each of its places with its filters.
+    """
+    if isinstance(w, DrQWorkload):
+        places, seen, filters = max(w.convolutions, key=math.prod)
+        return w.batch_size * places, seen, filters
     if isinstance(w, DRQNWorkload):
         return w.batch_size * w.sequence_length, w.core_size, 4 * w.core_size
     if isinstance(w, RecurrentPPOWorkload):

@@ -8,6 +8,7 @@ Then the process prints one line of JSON and ends, before any final evaluation o
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -129,7 +130,10 @@ def main(library: str, packages: Sequence[str], runs: Mapping[str, Run]) -> None
     from gymnasium.envs.registration import load_env_creator
 
     probe = Probe(workload, library, packages)
-    entry_point: Any = gymnasium.spec(workload.env_id).entry_point
+    module, _, env_id = workload.env_id.rpartition(":")
+    if module:
+        importlib.import_module(module)  # which registers the environment
+    entry_point: Any = gymnasium.spec(env_id).entry_point
     env_class: Any = load_env_creator(entry_point)
     probe.watch(env_class)
     try:

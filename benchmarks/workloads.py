@@ -235,6 +235,34 @@ class REDQWorkload(SACWorkload):
         return self.subset_size
 
 
+@dataclass(frozen=True, kw_only=True)
+class DrQWorkload(SACWorkload):
+    """SAC from images, each shifted once, with a fixed temperature; Mnih et al.'s convolutions."""
+
+    algorithm: ClassVar[str] = "drq"
+    features: int
+    image: tuple[int, int, int] = (9, 84, 84)
+    env_id: str = "benchmarks.image_env:BenchmarkImages-v0"
+    pad: int = 4
+    alpha: float = 0.1
+    tau: float = 0.01
+    learning_rate: float = 1e-3
+    learning_starts: int = 80
+    buffer_size: int = 1_000
+    warm_up: int = 84
+
+    @property
+    def convolutions(self) -> list[tuple[int, int, int]]:
+        """Of each convolution: places it looks at, numbers it sees there, and filters."""
+        channels, height, width = self.image
+        found = []
+        for filters, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+            height, width = (height - size) // stride + 1, (width - size) // stride + 1
+            found.append((height * width, channels * size * size, filters))
+            channels = filters
+        return found
+
+
 W1 = DQNWorkload(
     name="W1",
     title="DQN, net 256-256, batch 128, an update every 4 steps",
@@ -305,6 +333,14 @@ W6 = DRQNWorkload(
     steps_per_update=4,
     timed=2_000,
 )
+W7 = DrQWorkload(
+    name="W7",
+    title="DrQ on 9 x 84 x 84 images, Nature CNN, net 256-256, batch 64, an update every step",
+    hidden=(256, 256),
+    features=256,
+    batch_size=64,
+    timed=25,
+)
 W8 = PPOWorkload(
     name="W8",
     title="PPO, net 64-64, 8 envs x 128 steps, 4 epochs, minibatch 256",
@@ -325,7 +361,8 @@ W9 = RecurrentPPOWorkload(
     warm_up=2 * 1024,
     timed=20 * 1024,
 )
-WORKLOADS: dict[str, Workload] = {w.name: w for w in (W1, W1B, W1S, W2, W3, W4, W5, W6, W8, W9)}
+_ALL = (W1, W1B, W1S, W2, W3, W4, W5, W6, W7, W8, W9)
+WORKLOADS: dict[str, Workload] = {w.name: w for w in _ALL}
 _KINDS: dict[str, type[Workload]] = {
     kind.algorithm: kind
     for kind in (
@@ -334,6 +371,7 @@ _KINDS: dict[str, type[Workload]] = {
         SACWorkload,
         TQCWorkload,
         REDQWorkload,
+        DrQWorkload,
         DRQNWorkload,
         PPOWorkload,
         RecurrentPPOWorkload,
@@ -343,7 +381,7 @@ _KINDS: dict[str, type[Workload]] = {
 
 def from_plain(plain: Mapping[str, Any]) -> Workload:
     """The workload that `to_plain` gave, also after a way through JSON."""
-    values = {**plain, "hidden": tuple(plain["hidden"])}
+    values = {key: tuple(x) if isinstance(x, list) else x for key, x in plain.items()}
     return _KINDS[values.pop("algorithm")](**values)
 
 

@@ -26,6 +26,8 @@ class ReferenceScriptTests:
     learned = 100.0  # a random policy on CartPole lasts about 22 steps
     smaller: ClassVar[dict[str, Any]] = {}
     """Hyper-parameters that make the script's agent quick, where its own take minutes."""
+    constants: ClassVar[dict[str, Any]] = {}
+    """Of the script, likewise."""
 
     @pytest.fixture
     def script(self) -> ModuleType:
@@ -37,8 +39,14 @@ class ReferenceScriptTests:
         spec.loader.exec_module(module)
         for name, value in list(vars(module).items()):
             if self.smaller and name.endswith("Config"):
-                setattr(module, name, partial(value, **self.smaller))
+                setattr(module, name, partial(self._made_smaller, value))
+        vars(module).update(self.constants)
         return module
+
+    @pytest.fixture(autouse=True)
+    def _elsewhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A script may leave files in the working directory."""
+        monkeypatch.chdir(tmp_path)
 
     @pytest.fixture(autouse=True)
     def _threads(self) -> object:
@@ -46,6 +54,9 @@ class ReferenceScriptTests:
         before = torch.get_num_threads()
         yield
         torch.set_num_threads(before)
+
+    def _made_smaller(self, config: type[Any], **given: Any) -> Any:
+        return config(**given | self.smaller)
 
     def test_it_is_short_enough_to_read(self) -> None:
         assert len((EXAMPLES / f"{self.name}.py").read_text().splitlines()) < 100

@@ -9,15 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.axes import Axes
 
 import benchmarks.__main__ as commands
-from benchmarks import peers, runner
+from benchmarks import peers, replay_memory, runner
 from benchmarks.__main__ import main
 from benchmarks.libraries.ours import settings
 from benchmarks.limits import (
     dqn_flops,
+    drq_flops,
     drqn_flops,
     limit_rate,
     ppo_flops,
@@ -42,6 +44,7 @@ from benchmarks.workloads import (
     W4,
     W5,
     W6,
+    W7,
     W8,
     W9,
     WORKLOADS,
@@ -106,6 +109,7 @@ def results() -> dict[str, Any]:
         (W3, (1, 1), 200, 1500),
         (W5, (1, 20), 200, 1000),
         (W6, (4, 1), 250, 500),
+        (W7, (1, 1), 4, 25),
         (W8, (1024, 16), 32, 960),
         (W9, (1024, 16), 32, 320),
         (replace(W1, num_envs=8), (8, 2), 250, 2500),
@@ -179,10 +183,24 @@ def test_matrix_products_of_actors_and_critics_are_those_counted_by_hand() -> No
     assert sac_flops(W4) - sac_flops(W3) == 512 * (2 + 6 + 4) * 24 * 256
 
 
+def test_matrix_products_of_convolutions_are_those_counted_by_hand() -> None:
+    # 84, 20, 9 and 7 pixels a side; 9 x 8 x 8, 32 x 4 x 4 and 64 x 3 x 3 numbers seen at each.
+    assert W7.convolutions == [(400, 576, 32), (81, 512, 64), (49, 576, 64)]
+    first = 400 * 576 * 32
+    encoder = first + 81 * 512 * 64 + 49 * 576 * 64 + 49 * 64 * 256
+    back = 2 * encoder - first
+    actor, critics = 2 * 256 * 256 + 256 * 2, 2 * (257 * 256 + 256 * 256 + 256)
+    critics_step = (encoder + actor) + (encoder + critics) + (encoder + back + 3 * critics)
+    to_action = critics - 2 * 256 * 256
+    actor_step = encoder + back + 3 * actor + encoder + critics + to_action
+    assert drq_flops(W7) == 2 * (encoder + actor) + 128 * (critics_step + actor_step)
+
+
 def test_the_peak_is_measured_on_the_largest_product() -> None:
     products = {name: product(w) for name, w in WORKLOADS.items()}
     assert products["W1"] == "128 x 256"  # by 256 x 256
     assert products["W6"] == "512 x 128 x 512"  # 32 sequences of 16 rows, 4 gates of 128
+    assert products["W7"] == "25600 x 576 x 32"  # 64 images of 20 x 20 places
     assert products["W9"] == "256 x 128 x 512"
 
 
@@ -522,6 +540,12 @@ def test_ours_runs_recurrent_workloads(base: Any) -> None:
     assert all(found[part] > 0 for part in PARTS)
 
 
+def test_ours_runs_the_workload_of_images() -> None:
+    tiny = replace(W7, hidden=(8,), features=8, batch_size=2, learning_starts=8, timed=4)
+    record = measure(OURS, replace(tiny, warm_up=12), Path(sys.executable))
+    assert (record["transitions"], record["updates"]) == (4, 4)
+
+
 def test_a_failing_library_is_recorded_and_the_others_go_on(capsys: Any) -> None:
     tiny = replace(W8, hidden=(8,), num_envs=2, num_steps=8, batch_size=8, warm_up=16, timed=48)
     unknown = Library("no_such_library", "None")
@@ -622,6 +646,54 @@ def test_ours_is_told_of_its_memory() -> None:
     assert ppo["algo_kwargs"].items() >= memory.items() | {("shared_core", True)}
     assert "shared_core" not in drqn["algo_kwargs"]
     assert not memory.keys() & settings(W8)["algo_kwargs"].keys()
+
+
+def test_ours_is_told_of_its_images() -> None:
+    keys = settings(W7)
+    assert keys["env_id"] == "benchmarks.image_env:BenchmarkImages-v0"
+    wanted = {"encoder": "nature", "feature_size": 256, "policy_delay": 1, "alpha": 0.1, "pad": 4}
+    once = {"num_augmentations": 1, "num_target_augmentations": 1}
+    assert keys["algo_kwargs"].items() >= wanted.items() | once.items()
+
+
+def test_replay_memory_of_stacked_images() -> None:
+    """A frame a row, and as many more for each episode as a stack has older ones, and a tail."""
+    wanted = {"library": "ours", "transitions": 4_000, "seconds": 0.2}
+    found = run_json(Path(sys.executable), "benchmarks.replay_memory", wanted)
+    # 17 episodes of 250 steps; resident memory comes in pages.
+    assert 0.98 < found["frames"] < 1.06
+    assert found["sampled_per_s"] > 100
+
+
+def test_replay_is_measured_in_turns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+    rates = iter([300.0, 100.0, 200.0, 100.0, 120.0, 200.0])
+
+    def run_json(_: Path, module: str, wanted: dict[str, Any]) -> dict[str, float]:
+        asked.append((module, wanted["library"], wanted["transitions"]))
+        return {"bytes": 2.5e9, "frames": 1.02, "sampled_per_s": next(rates)}
+
+    monkeypatch.setattr(commands, "run_json", run_json)
+    monkeypatch.setattr(commands, "prepare", lambda core: core)
+    monkeypatch.setattr(commands, "interpreter", lambda library: Path(library.name))
+    assert commands.main(["replay", "--transitions", "70"]) == 0
+    assert asked == [("benchmarks.replay_memory", name, 70) for name in ("ours", "sb3")] * 3
+    printed = capsys.readouterr().out
+    assert "| 2.50 GB | 1.02 | 200 (120 to 300) |" in printed
+    assert "Ours samples 2.00 times as fast (median of 3 rounds)." in printed
+    assert commands.main(["replay", "--rounds", "0"]) == 2
+
+
+def test_steps_are_stacked_images_of_which_each_adds_one() -> None:
+    found = list(replay_memory.steps(300))
+    assert [number for number, step in enumerate(found) if step[2]] == [0, 250]
+    assert [number for number, step in enumerate(found) if step[3]] == [249]
+    for obs, following, _, _ in found:
+        assert np.array_equal(obs[3:], following[:-3])
+    assert np.array_equal(found[0][1], found[1][0])
+    assert np.array_equal(found[250][0][:3], found[250][0][3:6])
 
 
 @pytest.mark.parametrize("peer", PEERS)

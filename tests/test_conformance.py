@@ -26,6 +26,7 @@ from rl_training.runtime.result import TrainingInterrupted
 from rl_training.runtime.training_run import TrainingRun
 from training import (
     ALGORITHMS,
+    COMPILED,
     ON_ARRAYS,
     StopAt,
     compile_without_code,
@@ -87,7 +88,10 @@ def test_update_changes_parameters_gives_finite_metrics_and_leaves_the_batch_alo
             run.agent.algorithm = Watched(run.agent.algorithm)  # type: ignore[assignment]
 
     train(tiny_config(algo, tmp_path, **WAYS[way]), callbacks=[Watch()])
-    on_arrays, compiled = (algo in ON_ARRAYS and way == name for name in ("arrays", "compiled"))
+    on_arrays, compiled = (
+        algo in ON_ARRAYS and way == "arrays",
+        algo in COMPILED and way == "compiled",
+    )
     assert ways == [(on_arrays, "compiled" if compiled else "eager")]
     assert found
     for seen in found:
@@ -204,10 +208,11 @@ def test_packaged_configurations_parse_and_name_this_algorithm(algo: str) -> Non
 def test_the_spec_refuses_spaces_it_does_not_take(algo: str) -> None:
     spec = get_spec(algo)
     box, text = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Text(5)
+    seen = gym.spaces.Box(0, 255, (3, 20, 20), np.uint8) if "image" in spec.observations else box
     with pytest.raises(IncompatibleEnv, match=rf"{algo} takes .* observations; odd has Text"):
         check_spaces(spec, "odd", text, gym.spaces.Discrete(2))
     with pytest.raises(IncompatibleEnv, match=rf"{algo} takes .* actions; odd has Text"):
-        check_spaces(spec, "odd", box, text)
+        check_spaces(spec, "odd", seen, text)
     if "continuous" not in spec.actions:
         with pytest.raises(IncompatibleEnv, match=r"Algorithms that would work: .*ppo"):
             check_spaces(spec, "odd", box, box)

@@ -34,6 +34,7 @@ from rl_training.runtime.env_check import (
     verdict,
 )
 from rl_training.runtime.env_play import Episode, Finding, Play, leaf_troubles, random_play
+from rl_training.runtime.spec import all_specs
 from training import FAMILY
 
 QUICK = 0.1
@@ -656,7 +657,10 @@ def test_settings_reach_the_environment() -> None:
     [
         (("--set", "env_kwargs.x=1"), "go with --env"),
         (("--seconds", "1"), "go with --env"),
-        (("--env", "CartPole-v1", "--set", "seed=1"), "expected a key of env_kwargs or wrappers"),
+        (
+            ("--env", "CartPole-v1", "--set", "seed=1"),
+            "expected a key of env_kwargs or vectorization or wrappers",
+        ),
     ],
 )
 def test_options_without_effect_are_refused(arguments: tuple[str, ...], words: str) -> None:
@@ -690,3 +694,32 @@ def test_a_slow_environment_is_not_probed_for_long(monkeypatch: pytest.MonkeyPat
     assert check.resume is None
     assert any("not probed" in found.text for found in check.findings)
     assert time.monotonic() - started < 15
+
+
+def test_stacked_images_are_counted_once_and_not_to_be_normalised() -> None:
+    check = check_environment(
+        "Pendulum-v1",
+        env_kwargs={"render_mode": "rgb_array"},
+        wrappers=[{"PixelObservation": {"size": 20, "frame_stack": 3}}],
+        seconds=QUICK,
+    )
+    assert check.passed
+    assert {fit.name for fit in check.fits if not fit.refusal} == {"drq", "drqv2", "ppo"}
+    replay = {fit.name: fit.replay_bytes for fit in check.fits}
+    # A colour image, an action, a reward, a discount and a flag for each of 100,000 transitions,
+    # and the rows of the newest stack.
+    assert replay["drq"] == 100_003 * (3 * 20 * 20 + 4 + 4 + 4 + 1)
+    assert not any(finding.topic == "scale" for finding in check.findings)
+
+
+def test_a_native_environment_is_checked_as_such() -> None:
+    check = check_environment("ALE/Pong-v5", vectorization="native", seconds=QUICK)
+    assert check.passed
+    assert {fit.name for fit in check.fits if not fit.refusal} == {*FAMILY, "ppo"}
+
+
+def test_learning_from_images_is_measured_in_a_few_updates() -> None:
+    spaces = Box(0, 255, (3, 40, 40), np.uint8), Box(-1.0, 1.0, (1,))
+    started = time.perf_counter()
+    took = MEASURED(all_specs()["drqv2"], *spaces)
+    assert 0 < took < time.perf_counter() - started < 60

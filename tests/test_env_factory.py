@@ -146,12 +146,22 @@ class TestSingle:
         with pytest.raises(MissingExtra, match=rf"pip install 'rl-training\[{extra}\]'"):
             single(env_id)
 
+    @pytest.mark.parametrize(
+        ("env_id", "missing", "extra"),
+        [
+            ("popgym:popgym-RepeatPreviousEasy-v0", "popgym", "popgym"),
+            ("ALE/Pong-v5", "ale_py", "atari"),
+            ("dm_control/cartpole-balance-v0", "shimmy", "dmc"),
+        ],
+    )
     def test_a_missing_module_of_environments_names_its_extra(
-        self, monkeypatch: pytest.MonkeyPatch
+        self, env_id: str, missing: str, extra: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setitem(sys.modules, "popgym", None)
-        with pytest.raises(MissingExtra, match=r"pip install 'rl-training\[popgym\]'"):
-            single("popgym:popgym-RepeatPreviousEasy-v0")
+        monkeypatch.setitem(sys.modules, missing, None)
+        for known in [known for known in gym.registry if known.startswith("ALE/")]:
+            monkeypatch.delitem(gym.registry, known)  # as Gymnasium is without the package
+        with pytest.raises(MissingExtra, match=rf"pip install 'rl-training\[{extra}\]'"):
+            single(env_id)
 
     def test_environments_of_popgym_have_what_drqn_takes(self) -> None:
         env = single(resolve_config("drqn/repeat_previous").config.env_id)
@@ -336,7 +346,7 @@ def test_callable_may_make_a_vector_env(kind: str) -> None:
 
 
 def test_vectorization_must_be_known() -> None:
-    with pytest.raises(ConfigError, match="'sync' or 'async', found 'threads'"):
+    with pytest.raises(ConfigError, match="one of sync, async, native, found 'threads'"):
         vector(CountingEnv, kind="threads")
 
 

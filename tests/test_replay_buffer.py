@@ -234,7 +234,7 @@ def test_a_buffer_that_does_not_fit_is_refused_before_allocation(
 def test_replay_memory_sets_the_capacity() -> None:
     hyper = TransitionHyperParameters(replay_memory="2500B")
     buffer = ReplayBuffer.build(SPEC, hyper, num_envs=1, seed=0, device=torch.device("cpu"))
-    assert buffer.nbytes == 101 * 25
+    assert buffer.nbytes == 100 * 25  # 99 transitions and the newest observation
 
 
 def test_sampling_an_empty_buffer_is_an_error() -> None:

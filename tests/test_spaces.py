@@ -135,7 +135,7 @@ def test_dictionaries_are_side_by_side_in_sorted_order_whatever_order_they_came_
 
 
 REFUSED: dict[str, spaces.Space[Any]] = {
-    "image": Box(0, 255, (8, 8, 3), np.uint8),
+    "other image": Box(0, 255, (8, 8, 3), np.uint8),
     "Tuple": spaces.Tuple([VECTOR, COIN]),
     "Text": spaces.Text(5),
     "Graph": spaces.Graph(VECTOR, None),

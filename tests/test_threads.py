@@ -110,6 +110,18 @@ def test_the_work_of_an_actor_and_its_critic_is_that_of_their_largest_layer(tmp_
         assert found(config, tmp_path) == (expected, expected == 1)
 
 
+@pytest.mark.parametrize(("batch", "expected"), [(12, 1), (13, 3)])
+def test_the_work_of_a_convolution_counts_the_places_of_its_filters(
+    batch: int, expected: int, tmp_path: Path
+) -> None:
+    # On images of 40 x 40 the first has 3 * 32 * 8 * 8 weights at 9 * 9 places: 497,664.
+    kwargs = {"batch_size": batch, "encoder": "nature", "learning_starts": 20}
+    config = tiny_config(
+        "drq", tmp_path, algo_kwargs=kwargs, env_kwargs={"size": 40}, total_timesteps=1
+    )
+    assert found(config, tmp_path)[0] == expected
+
+
 def one_layer(env_spec: Any, hyper: Any) -> nn.Module:
     return nn.Linear(2, 2)
 

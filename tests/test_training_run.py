@@ -14,8 +14,9 @@ import torch
 from rl_training import PPO, Callback, StopOnReturn, train_dqn
 from rl_training.errors import NonFiniteError
 from rl_training.experiment.checkpointing import find_checkpoint, prune, write_checkpoint
+from rl_training.experiment.registry import train_config
 from rl_training.runtime.evaluator import Evaluation
-from rl_training.runtime.result import TrainingInterrupted
+from rl_training.runtime.result import TrainingInterrupted, TrainResult
 from rl_training.runtime.training_run import TrainingRun
 from toy_envs import CountingEnv
 from training import StopAt, tiny_config
@@ -229,3 +230,23 @@ def test_a_wrapper_that_normalises_by_itself_is_warned_of(
     caplog.clear()
     train_dqn(tiny_config("dqn", tmp_path, total_timesteps=30))
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize("algo", ["dqn", "drqn"])
+def test_rewards_are_scaled_where_they_are_learned_from_and_nowhere_else(
+    algo: str, tmp_path: Path
+) -> None:
+    """CartPole gives 1 a step."""
+    found: list[torch.Tensor] = []
+
+    class Look(Callback):
+        def on_end(self, run: TrainingRun, result: TrainResult) -> None:
+            batch = run.buffer.sample(32, run.progress.moment)
+            mask = getattr(batch, "mask", torch.ones(32, dtype=torch.bool))
+            found.append(batch.reward[mask])
+
+    config = tiny_config(algo, tmp_path, algo_kwargs={"reward_scale": 0.25})
+    result = train_config(config, callbacks=[Look()])
+    assert (found[0] == 0.25).all()
+    assert min(result.eval_returns) >= 5
+    assert all(value == round(value) for value in result.eval_returns)

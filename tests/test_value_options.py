@@ -26,7 +26,7 @@ from rl_training.runtime.result import TrainingInterrupted
 from rl_training.runtime.spec import all_specs
 from rl_training.runtime.training_run import TrainingRun
 from toy_envs import ChainEnv, TimedChain
-from training import FAMILY, OPTIONS, StopAt, final_state, tiny_config
+from training import FAMILY, OPTIONS, StopAt, compile_without_code, final_state, tiny_config
 
 each_algorithm = pytest.mark.parametrize("algo", FAMILY)
 
@@ -92,8 +92,9 @@ def test_stopped_and_resumed_equals_never_stopped(
 )
 @each_algorithm
 def test_with_all_options_tensors_and_compiled_runs_resume_too(
-    algo: str, way: dict[str, Any], tmp_path: Path
+    algo: str, way: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    compile_without_code(algo, monkeypatch)
     assert_resumes(config_of(algo, tmp_path, OPTIONS, **way), 101)
 
 

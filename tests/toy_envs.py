@@ -439,3 +439,27 @@ class RecallEnv(gym.Env[np.ndarray, int]):
         asked, over = self.t == 5, self.t == 6
         right = float(over and action == self.cue)
         return np.array([0, asked], np.float32), right, over, False, {}
+
+
+class GlowEnv(gym.Env[np.ndarray, np.ndarray]):
+    """Grey images, ten to an episode; the action that names the brightness, -1 to 1, earns 1."""
+
+    def __init__(self, size: int = 36) -> None:
+        self.observation_space = Box(0, 255, (1, size, size), np.uint8)
+        self.action_space = Box(-1.0, 1.0, (1,), np.float32)
+        self.glow, self.t = 0.0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observe(), {}
+
+    def step(self, action: np.ndarray) -> Step:
+        self.t += 1
+        reward = 1.0 - abs(self.glow - float(action[0]))
+        return self.observe(), reward, False, self.t == 10, {}
+
+    def observe(self) -> np.ndarray:
+        self.glow = float(self.np_random.uniform(-1, 1))
+        level = round((self.glow + 1) * 127.5)
+        return np.full(self.observation_space.shape, level, np.uint8)

@@ -34,8 +34,10 @@ VALUE_BASED: dict[str, Any] = {
 }
 ATOMS = {"num_atoms": 11, "v_min": 0.0, "v_max": 20.0}
 
-# Those whose updates can compute on arrays or be compiled; recurrent ones use torch's kernels.
+# Those whose updates can compute on arrays, and those that can be compiled; others use torch's
+# kernels for sequences or images.
 ON_ARRAYS = {"dqn", "qr_dqn", "c51", "ppo", "sac", "tqc", "redq"}
+COMPILED = ON_ARRAYS | {"drq"}
 
 SOFT: dict[str, Any] = {
     "hidden_sizes": [16],
@@ -44,6 +46,8 @@ SOFT: dict[str, Any] = {
     "replay_ratio": 0.5,
     "buffer_size": 150,
 }
+
+PIXELS: dict[str, Any] = SOFT | {"hidden_sizes": [8], "feature_size": 6, "batch_size": 8}
 
 # An environment each algorithm can take, and settings that make it quick.
 TINY: dict[str, dict[str, Any]] = {
@@ -64,6 +68,8 @@ TINY: dict[str, dict[str, Any]] = {
         "env_id": "Pendulum-v1",
         "algo_kwargs": SOFT | {"num_critics": 4, "replay_ratio": 2, "learning_starts": 60},
     },
+    "drq": {"env_id": "PointPixels-v0", "env_kwargs": {"size": 20}, "algo_kwargs": PIXELS},
+    "drqv2": {"env_id": "PointPixels-v0", "env_kwargs": {"size": 20}, "algo_kwargs": PIXELS},
     "ppo": {
         "env_id": "CartPole-v1",
         "normalize_observations": True,

@@ -8,7 +8,8 @@ has Adam's default epsilon of 1e-8. The evaluation after each of PPO's rollouts 
 off by a setting and is replaced by nothing; the log row per rollout stays. What is said of DQN
 holds for DRQN, and of PPO for recurrent PPO. Both have no activation before the LSTM, which
 they call once per step of a sequence; 16 steps are recurrent PPO's default. Its SAC, TQC and REDQ
-have a fixed temperature; REDQ's actor steps at every update.
+have a fixed temperature; REDQ's actor steps at every update. Its DrQ plays its policy from the
+start, and has a ReLU behind the features and no normalisation.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from benchmarks.probe import NotOffered, Probe, main
 from benchmarks.workloads import (
     DQNWorkload,
     DRQNWorkload,
+    DrQWorkload,
     PPOWorkload,
     QRDQNWorkload,
     RecurrentPPOWorkload,
@@ -147,6 +149,16 @@ def redq(w: REDQWorkload, probe: Probe) -> None:
     )
 
 
+def drq(w: DrQWorkload, probe: Probe) -> None:
+    """DrQ; one shift of each image, for the actor another one, is built in."""
+    from axiomrl.algorithms import drq as updates
+    from axiomrl.api.algorithms import DrQ
+
+    sizes = {"actor_hidden_sizes": w.hidden, "critic_hidden_sizes": w.hidden}
+    own = {"features_dim": w.features, "augmentation_pad": w.pad, "alpha": w.alpha}
+    learn_sac(DrQ, updates.DrQ, w, probe, **sizes, **own)
+
+
 def recurrent_keys(w: DRQNWorkload | RecurrentPPOWorkload) -> dict[str, Any]:
     """Arguments of both recurrent algorithms; the layer before the LSTM has no activation."""
     return {
@@ -205,6 +217,6 @@ def learn_ppo(algorithm: Any, w: PPOWorkload, probe: Probe, **own: Any) -> None:
 if __name__ == "__main__":
     packages = ("axiomrl", "torch", "gymnasium", "numpy")
     q_learning: dict[str, Any] = {"dqn": dqn, "qr_dqn": qr_dqn, "drqn": drqn}
-    soft: dict[str, Any] = {"sac": sac, "tqc": tqc, "redq": redq}
+    soft: dict[str, Any] = {"sac": sac, "tqc": tqc, "redq": redq, "drq": drq}
     policies: dict[str, Any] = {"ppo": ppo, "recurrent_ppo": recurrent_ppo}
     main("axiomrl", packages, {**q_learning, **soft, **policies})

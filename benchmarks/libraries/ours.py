@@ -12,6 +12,7 @@ from benchmarks.probe import Probe, main
 from benchmarks.workloads import (
     DQNWorkload,
     DRQNWorkload,
+    DrQWorkload,
     PPOWorkload,
     QRDQNWorkload,
     RecurrentPPOWorkload,
@@ -79,6 +80,15 @@ def _soft_settings(w: SACWorkload) -> dict[str, Any]:
         own = {"num_quantiles": w.num_quantiles, "dropped_quantiles": w.dropped_quantiles}
     if isinstance(w, REDQWorkload):
         own = {"subset_size": w.subset_size}
+    if isinstance(w, DrQWorkload):
+        own = {
+            "encoder": "nature",
+            "feature_size": w.features,
+            "num_augmentations": 1,
+            "num_target_augmentations": 1,
+            "pad": w.pad,
+            "alpha": w.alpha,
+        }
     return own | {
         "buffer_size": w.buffer_size,
         "learning_starts": w.learning_starts,
@@ -109,6 +119,6 @@ def learn(workload: Workload, probe: Probe) -> None:
 
 
 if __name__ == "__main__":
-    names = ("dqn", "qr_dqn", "drqn", "sac", "tqc", "redq", "ppo", "recurrent_ppo")
+    names = ("dqn", "qr_dqn", "drqn", "sac", "tqc", "redq", "drq", "ppo", "recurrent_ppo")
     runs = dict.fromkeys(names, learn)
     main("ours", ("rl-training", "torch", "gymnasium", "numpy"), runs)

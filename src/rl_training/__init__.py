@@ -12,13 +12,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rl_training.api.algorithms import C51, DQN, DRQN, PPO, QRDQN, REDQ, SAC, TQC, RecurrentPPO
+    from rl_training.api.algorithms import (
+        C51,
+        DQN,
+        DRQN,
+        PPO,
+        QRDQN,
+        REDQ,
+        SAC,
+        TQC,
+        DrQ,
+        DrQv2,
+        RecurrentPPO,
+    )
     from rl_training.errors import RLTrainingError
     from rl_training.experiment.config import TrainConfig
     from rl_training.experiment.manager import ExperimentManager
     from rl_training.runtime.callbacks import Callback, StopOnReturn
     from rl_training.runtime.dqn_trainer import train_dqn
+    from rl_training.runtime.drq_trainer import train_drq
     from rl_training.runtime.drqn_trainer import train_drqn
+    from rl_training.runtime.drqv2_trainer import train_drqv2
     from rl_training.runtime.ppo_trainer import train_ppo
     from rl_training.runtime.q_bias import QBias
     from rl_training.runtime.recurrent_ppo_trainer import train_recurrent_ppo
@@ -39,6 +53,8 @@ __all__ = [
     "SAC",
     "TQC",
     "Callback",
+    "DrQ",
+    "DrQv2",
     "ExperimentManager",
     "QBias",
     "RLTrainingError",
@@ -48,7 +64,9 @@ __all__ = [
     "TrainResult",
     "TrainingInterrupted",
     "train_dqn",
+    "train_drq",
     "train_drqn",
+    "train_drqv2",
     "train_ppo",
     "train_recurrent_ppo",
     "train_redq",
@@ -63,6 +81,8 @@ _HOMES = {
     "DRQN": "api.algorithms",
     "PPO": "api.algorithms",
     "QRDQN": "api.algorithms",
+    "DrQ": "api.algorithms",
+    "DrQv2": "api.algorithms",
     "REDQ": "api.algorithms",
     "SAC": "api.algorithms",
     "TQC": "api.algorithms",
@@ -76,7 +96,9 @@ _HOMES = {
     "TrainResult": "runtime.result",
     "TrainingInterrupted": "runtime.result",
     "train_dqn": "runtime.dqn_trainer",
+    "train_drq": "runtime.drq_trainer",
     "train_drqn": "runtime.drqn_trainer",
+    "train_drqv2": "runtime.drqv2_trainer",
     "train_ppo": "runtime.ppo_trainer",
     "train_recurrent_ppo": "runtime.recurrent_ppo_trainer",
     "train_redq": "runtime.redq_trainer",

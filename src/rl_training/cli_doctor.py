@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _PACKAGE = "rl-training"
 _COMPILERS = ("c++", "g++", "clang++", "cl")
-_ENV_KEYS = ("env_kwargs", "wrappers")
+_ENV_KEYS = ("env_kwargs", "vectorization", "wrappers")
 _DEFAULT_SECONDS = 3.0
 
 
@@ -173,7 +173,11 @@ def _examine(env: str, settings: Sequence[str], seconds: float, *, as_json: bool
 
     config = _environment_config(env, settings)
     check = check_environment(
-        env, env_kwargs=config.env_kwargs, wrappers=config.wrappers, seconds=seconds
+        env,
+        env_kwargs=config.env_kwargs,
+        wrappers=config.wrappers,
+        vectorization=config.vectorization,
+        seconds=seconds,
     )
     _show(environment_report(env, check), check.findings, as_json=as_json)
     return 0 if check.passed else 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,32 @@ def check_actor_critic(model: nn.Module, spec: EnvSpec) -> None:
         if not callable(method):
             raise ConfigError(f"network: expected a method {name}(obs), found none")
         _check_output(model, method, f"network.{name}", spec, output)
-    _check_log_std(model, spec)
+        if callable(both := getattr(model, "policy_and_value", None)):
+            place, call = ("policy", "value").index(name), "network.policy_and_value"
+            _check_output(model, lambda x, at=place: both(x)[at], call, spec, output)
+    check_log_std(model, spec)
+
+
+def check_parts(model: Any, names: Sequence[str]) -> None:
+    """Refuse a network that has parameters outside these modules, or in two of them."""
+    for name in names:
+        if not isinstance(getattr(model, name, None), nn.Module):
+            raise ConfigError(f"network: expected a module named {name}, found none")
+    known: set[nn.Parameter] = set()
+    listed = " and ".join(names)
+    for name in names:
+        parameters = set(getattr(model, name).parameters())
+        if known & parameters:
+            raise ConfigError(
+                f"network: {listed} share parameters, and each has an optimiser of its own; give "
+                "each its own layers"
+            )
+        known |= parameters
+    if any(p.requires_grad for p in set(model.parameters()) - known):
+        raise ConfigError(
+            f"network: expected all parameters in {listed}, found others, which would not be "
+            "trained; move them there"
+        )
 
 
 def check_actor_and_critics(model: Any, spec: EnvSpec, hyper: Any) -> None:
@@ -32,20 +57,7 @@ def check_actor_and_critics(model: Any, spec: EnvSpec, hyper: Any) -> None:
 
     Where targets come from a subset of the critics, `critics(obs, action, members)` gives theirs.
     """
-    for name in ("actor", "critics"):
-        if not isinstance(getattr(model, name, None), nn.Module):
-            raise ConfigError(f"network: expected a module named {name}, found none")
-    actor, critics = (set(part.parameters()) for part in (model.actor, model.critics))
-    if actor & critics:
-        raise ConfigError(
-            "network: actor and critics share parameters, and each has an optimiser of its own; "
-            "give each its own layers"
-        )
-    if any(p.requires_grad for p in set(model.parameters()) - actor - critics):
-        raise ConfigError(
-            "network: expected all parameters in actor and critics, found others, which would not "
-            "be trained; move them there"
-        )
+    check_parts(model, ("actor", "critics"))
     _check_output(model.actor, model.actor, "network.actor", spec, (2 * spec.action_dim,))
     _check_critics(model.critics, spec, (hyper.num_critics, 1, hyper.critic_outputs))
     if subset := getattr(hyper, "subset_size", 0):
@@ -53,13 +65,40 @@ def check_actor_and_critics(model: Any, spec: EnvSpec, hyper: Any) -> None:
 
 
 @torch.no_grad()
+def check_encoded(model: Any, spec: EnvSpec, hyper: Any) -> None:
+    """Refuse a network without a fitting `encoder(images)`, `actor(seen)`, `critics(seen, a)`."""
+    check_parts(model, ("encoder", "actor", "critics"))
+    for part in (model.encoder, model.actor, model.critics):
+        device = expect_parameters(part)[0].device
+    model.eval()
+    action = torch.zeros(1, spec.action_dim, device=device)
+    try:
+        seen = model.encoder(_observation(spec, device))
+        found = tuple(model.actor(seen).shape), tuple(model.critics(seen, action).shape)
+    except Exception as error:
+        raise ConfigError(f"network: calling its encoder, actor and critics: {error}") from error
+    expected = (1, spec.action_dim), (hyper.num_critics, 1, 1)
+    if found != expected:
+        raise ConfigError(
+            f"network: expected the actor to give {expected[0]} and the critics {expected[1]} for "
+            f"one observation, found {found[0]} and {found[1]}"
+        )
+
+
+def _observation(spec: EnvSpec, device: torch.device) -> Tensor:
+    """A batch of one, of the type that a network will see."""
+    return torch.zeros(1, *spec.obs_shape, dtype=getattr(torch, spec.obs_dtype), device=device)
+
+
+@torch.no_grad()
 def _check_critics(
     critics: nn.Module, spec: EnvSpec, expected: tuple[int, ...], members: Tensor | None = None
 ) -> None:
-    device = _expect_parameters(critics)[0].device
+    device = expect_parameters(critics)[0].device
     critics.eval()
-    inputs = [torch.zeros(1, size, device=device) for size in (spec.obs_dim, spec.action_dim)]
-    call = f"network.critics(obs (1, {spec.obs_dim}), action (1, {spec.action_dim})"
+    shapes = (1, *spec.obs_shape), (1, spec.action_dim)
+    inputs = [_observation(spec, device), torch.zeros(shapes[1], device=device)]
+    call = f"network.critics(obs {shapes[0]}, action {shapes[1]}"
     if members is not None:
         inputs.append(members.to(device))
         call += f", members {members.tolist()}"
@@ -71,7 +110,8 @@ def _check_critics(
         raise ConfigError(f"{call}): expected (critics, batch, outputs) {expected}, found {found}")
 
 
-def _check_log_std(model: nn.Module, spec: EnvSpec) -> None:
+def check_log_std(model: nn.Module, spec: EnvSpec) -> None:
+    """Refuse a policy of continuous actions without its `log_std`."""
     shape = (spec.policy_outputs,)
     log_std = getattr(model, "log_std", None)
     learned = isinstance(log_std, nn.Parameter) and log_std.shape == shape
@@ -81,66 +121,8 @@ def _check_log_std(model: nn.Module, spec: EnvSpec) -> None:
         )
 
 
-def check_recurrent(
-    model: Any,
-    spec: EnvSpec,
-    method: str,
-    fields: Mapping[str, tuple[int, ...]],
-    sizes: Sequence[int],
-    *,
-    state_after: bool = True,
-) -> None:
-    """Refuse a network that does not act step by step and go through sequences with `method`.
-
-    Both take (obs, state, first). `act` gives the first of `fields` first and the state last, whose
-    parts have the given sizes; `method` gives all fields, and the state too if `state_after`.
-    `fields` has the shape of each for one row.
-    """
-    model.eval()
-    for name in ("initial_state", "act", method):
-        if not callable(getattr(model, name, None)):
-            raise ConfigError(f"network: expected a method {name}, found none")
-    first = torch.zeros(2, 1, dtype=torch.bool, device=_expect_parameters(model)[0].device)
-    obs = torch.zeros(2, 1, *spec.obs_shape, device=first.device)
-    wanted: dict[str, Any] = {name: (2, 1, *shape) for name, shape in fields.items()}
-    state = {"state": [(1, size) for size in sizes]}
-    _check_call(model, method, (obs, first), wanted | (state if state_after else {}))
-    leading = next(iter(fields))
-    _check_call(model, "act", (obs[0], first[0]), {leading: wanted[leading][1:], **state})
-
-
-@torch.no_grad()
-def _check_call(
-    model: Any, method: str, inputs: tuple[Tensor, Tensor], expected: dict[str, Any]
-) -> None:
-    """Refuse a network whose method gives other shapes; first and last go by their place."""
-    obs, first = inputs
-    shapes = ", ".join(f"{name} {shape}" for name, shape in expected.items())
-    call = f"network.{method}(obs {tuple(obs.shape)}, state, first): expected {shapes}"
-    try:
-        found = getattr(model, method)(obs, model.initial_state(1), first)
-        leading, *others = expected
-        seen: dict[str, Any] = {leading: tuple(found[0].shape)}
-        for name in others:
-            if name == "state":
-                seen[name] = [tuple(part.shape) for part in found[-1]]
-            else:
-                seen[name] = tuple(getattr(found, name).shape)
-    except Exception as error:
-        raise ConfigError(f"{call}, but calling it raised: {error}") from error
-    if seen != expected:
-        shown = ", ".join(f"{name} {shape}" for name, shape in seen.items())
-        raise ConfigError(f"{call}, found {shown}")
-
-
-def check_recurrent_actor_critic(model: nn.Module, spec: EnvSpec, sizes: Sequence[int]) -> None:
-    """Refuse a network without a fitting method `sequence`, or without `log_std`."""
-    fields = {"policy": (spec.policy_outputs,), "value": ()}
-    check_recurrent(model, spec, "sequence", fields, sizes, state_after=False)
-    _check_log_std(model, spec)
-
-
-def _expect_parameters(model: nn.Module) -> list[nn.Parameter]:
+def expect_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Those that are trained; refuse a network without."""
     trainable = [p for p in model.parameters() if p.requires_grad]
     if not trainable:
         raise ConfigError("network: expected trainable parameters, found none")
@@ -152,11 +134,12 @@ def _check_output(
     model: nn.Module, call: Callable[..., Any], name: str, spec: EnvSpec, output: tuple[int, ...]
 ) -> None:
     sizes = "".join(f", {size}" for size in output)
-    expected = f"(batch{sizes}) for observations (batch, {spec.obs_dim})"
-    trainable = _expect_parameters(model)
+    shown = ", ".join(map(str, ("batch", *spec.obs_shape)))
+    expected = f"(batch{sizes}) for observations ({shown})"
+    trainable = expect_parameters(model)
     model.eval()
     try:
-        found = call(torch.zeros(1, *spec.obs_shape, device=trainable[0].device))
+        found = call(_observation(spec, trainable[0].device))
     except Exception as error:
         raise ConfigError(f"{name}: expected {expected}, but calling it raised: {error}") from error
     shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from rl_training.algorithms.base import Acting
-from rl_training.algorithms.checks import check_recurrent
 from rl_training.algorithms.functional.shapes import expect_shapes
 from rl_training.algorithms.functional.td import sequence_target
 from rl_training.algorithms.q_learning import METRICS, LossResult, QLearning
 from rl_training.algorithms.recurrent import Recurrent, RecurrentConfig
+from rl_training.algorithms.recurrent_checks import check_recurrent
 from rl_training.algorithms.value_based_config import QLearningConfig
 from rl_training.data.metrics import Metrics
 from rl_training.data.types import EnvSpec, Moment, PolicyState, SequenceBatch

@@ -31,6 +31,7 @@ from rl_training.experiment.config import scheduled_value
 
 METRICS = ("policy_loss", "value_loss", "approx_kl", "clip_fraction", "entropy")
 KL = METRICS.index("approx_kl")
+PIECE = 256  # images of a rollout that are seen at once
 KL_MARGIN = 1.5  # an update stops where the KL estimate passes this multiple of the target
 
 
@@ -76,8 +77,9 @@ class PPO(Algorithm):
         return [*self._forward(obs), *log_std]
 
     def _forward(self, obs: Any) -> tuple[Array, Array]:
-        """Policy outputs and values of a minibatch."""
-        return self.model.policy(obs), self.model.value(obs)
+        """Policy outputs and values of a minibatch; a network may give both at once."""
+        both = getattr(self.model, "policy_and_value", None)
+        return both(obs) if both else (self.model.policy(obs), self.model.value(obs))
 
     def act(
         self,
@@ -141,9 +143,14 @@ class PPO(Algorithm):
 
     def _seen(self, rollout: Rollout, obs: Array) -> tuple[Array, Array, Array]:
         """Policy outputs of all rows, values [T, N], and values after the rows to bootstrap."""
-        values = self.model.value(namespace(obs).concatenate([obs, rollout.bootstrap_obs]))
-        rows, shape = len(obs), rollout.reward.shape
-        return self.model.policy(obs), values[:rows].reshape(shape), values[rows:]
+        xp, rows, shape = namespace(obs), len(obs), rollout.reward.shape
+        whole = xp.concatenate([obs, rollout.bootstrap_obs])
+        if self.spec.obs_dtype == "float32":
+            values = self.model.value(whole)
+            return self.model.policy(obs), values[:rows].reshape(shape), values[rows:]
+        pieces = [self._forward(whole[at : at + PIECE]) for at in range(0, len(whole), PIECE)]
+        outputs, values = (xp.concatenate(column) for column in zip(*pieces, strict=True))
+        return outputs[:rows], values[:rows].reshape(shape), values[rows:]
 
     def _minibatches(self, samples: Samples) -> Iterator[Samples]:
         """Shuffled rows in pieces of nearly equal size; a single row could not be normalised."""

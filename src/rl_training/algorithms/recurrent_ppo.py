@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from rl_training.algorithms.base import Acting
-from rl_training.algorithms.checks import check_recurrent_actor_critic
 from rl_training.algorithms.functional.surrogate import Samples
 from rl_training.algorithms.ppo import PPO
 from rl_training.algorithms.ppo_config import PPOConfig
 from rl_training.algorithms.recurrent import Recurrent, RecurrentConfig
+from rl_training.algorithms.recurrent_checks import check_recurrent_actor_critic
 from rl_training.data.arrays import Array
 from rl_training.data.types import EnvSpec, Moment, PolicyState, Rollout
 from rl_training.experiment.config import HiddenSizes, check

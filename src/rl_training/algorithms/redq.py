@@ -22,14 +22,14 @@ from rl_training.algorithms.functional.shapes import expect_shapes
 from rl_training.algorithms.generators import NumpyGenerator, derived_seeds
 from rl_training.algorithms.sac import lowest, soft_target
 from rl_training.algorithms.soft_actor_critic import CRITIC_METRICS, CriticLoss, SoftActorCritic
-from rl_training.algorithms.soft_config import SoftActorCriticConfig
+from rl_training.algorithms.soft_config import VectorCriticsConfig
 from rl_training.data.arrays import Array, namespace
 from rl_training.data.metrics import Metrics
 from rl_training.data.types import Batch, EnvSpec
 from rl_training.experiment.config import check
 
 
-class REDQConfig(SoftActorCriticConfig):
+class REDQConfig(VectorCriticsConfig):
     """Hyper-parameters of REDQ."""
 
     num_critics: int = Field(10, ge=1, le=1000, description="critics in the ensemble")

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from rl_training.algorithms.functional.shapes import expect_shapes
 from rl_training.algorithms.soft_actor_critic import CriticLoss, SoftActorCritic
-from rl_training.algorithms.soft_config import SoftActorCriticConfig
+from rl_training.algorithms.soft_config import VectorCriticsConfig
 from rl_training.data.arrays import Array, as_float, namespace
 from rl_training.data.types import Batch
 
 
-class SACConfig(SoftActorCriticConfig):
+class SACConfig(VectorCriticsConfig):
     """Hyper-parameters of SAC."""
 
 

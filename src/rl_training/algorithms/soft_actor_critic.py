@@ -44,8 +44,8 @@ class CriticLoss(NamedTuple):
 class SoftActorCritic(SoftActing):
     """Maximises return and entropy, off-policy, for continuous actions.
 
-    A subclass writes `critic_loss` and `actor_value`, and `members` if its targets come from some
-    of the critics.
+    A subclass writes `critic_loss` and `actor_value`, `members` if its targets come from some of
+    the critics, and `views` if they see more than the batch.
     """
 
     step_functions = ("_critic_gradient", "_actor_gradient")
@@ -69,7 +69,7 @@ class SoftActorCritic(SoftActing):
         self.actor_optimizer = Optimizer(self.actor, **limits)
         self.critic_optimizer = Optimizer(self.critics, **limits)
         self.target = TargetNetwork(self.critics, self.critic_optimizer, tau=hyper.tau)
-        if hyper.dropout:
+        if getattr(hyper, "dropout", 0):
             self.target.module.train()  # the targets drop units too (Hiraoka et al., 2022)
         self.temperature = Temperature(hyper.alpha, hyper.entropy_for(spec), self.device)
         self.actor_vjp, self.critic_vjp = vjp_of(self.actor), vjp_of(self.critics)
@@ -109,13 +109,13 @@ class SoftActorCritic(SoftActing):
         with self.quietly():
             batch = self.to_learn_from(batch)
             alpha = self.temperature.alpha(batch.reward)
-            noise = self._noise_for(batch)
-            numbers = self._critic_gradient(batch, noise, alpha, self.members())
+            views, obs = self.views(batch)
+            noise = self._noise_for(views.next_obs)
+            numbers = self._critic_gradient(batch, views, noise, alpha, self.members())
             self.critic_optimizer.step(learning_rate)
             metrics: Mapping[str, Tensor] = Metrics(CRITIC_METRICS, numbers)
             if self.count.number % self.hyper.actor_interval == 0:
-                noise = self._noise_for(batch)
-                more, log_prob = self._actor_gradient(batch.obs, noise, alpha)
+                more, log_prob = self._actor_gradient(obs, self._noise_for(obs), alpha)
                 self.actor_optimizer.step(learning_rate)
                 self.temperature.step(log_prob, learning_rate)
                 metrics = JoinedMetrics(metrics, Metrics(ACTOR_METRICS, more))
@@ -125,6 +125,10 @@ class SoftActorCritic(SoftActing):
     def members(self) -> Array | None:
         """The critics that the next targets come from; None for all of them."""
         return None
+
+    def views(self, batch: Batch) -> tuple[Batch, Array]:
+        """A batch as the critics see it, and its observations as the actor sees them."""
+        return batch, batch.obs
 
     @abstractmethod
     def critic_loss(self, output: Array, following: Array, cost: Array, batch: Batch) -> CriticLoss:
@@ -137,18 +141,18 @@ class SoftActorCritic(SoftActing):
     def actor_value(self, values: Array) -> tuple[Array, Array]:
         """What the critics' values [E, B, O] are to the actor [B], and the derivative by them."""
 
-    def _noise_for(self, batch: Batch) -> Array:
-        noise = self.noise.step(len(batch.reward))
+    def _noise_for(self, obs: Array) -> Array:
+        noise = self.noise.step(len(obs))
         return noise if self.learns_on_host else torch.from_numpy(noise).to(self.device)
 
     def _critic_gradient(
-        self, batch: Batch, noise: Array, alpha: Any, members: Array | None
+        self, batch: Batch, views: Batch, noise: Array, alpha: Any, members: Array | None
     ) -> Array:
         """Leave the gradient of the critics' loss in their parameters; gives `CRITIC_METRICS`."""
-        policy = squashed_sample(self.actor(batch.next_obs), noise)
+        policy = squashed_sample(self.actor(views.next_obs), noise)
         chosen = () if members is None else (members,)
-        following = self.target.module(batch.next_obs, policy.action, *chosen)
-        output, pull_back = self.critic_vjp(batch.obs, batch.action)
+        following = self.target.module(views.next_obs, policy.action, *chosen)
+        output, pull_back = self.critic_vjp(views.obs, views.action)
         result = self.critic_loss(output, following, alpha * policy.log_prob, batch)
         pull_back(result.gradient)
         return result.numbers

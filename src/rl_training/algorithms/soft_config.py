@@ -37,8 +37,6 @@ class SoftActorCriticConfig(TransitionHyperParameters):
     target_entropy: Auto | Annotated[float, Field(ge=-1e6, le=1e6)] = Field(
         "auto", description="entropy to keep; auto is minus the number of action dimensions"
     )
-    layer_norm: bool = Field(False, description="normalises the critics' hidden layers")
-    dropout: float = Field(0.0, ge=0, lt=1, description="share of the critics' units left out")
     optimizer_eps: float = Field(
         1e-8, gt=0, le=1, description="Adam's epsilon, for actor and critics"
     )
@@ -51,18 +49,17 @@ class SoftActorCriticConfig(TransitionHyperParameters):
     xavier: ClassVar[bool] = False
     """Whether networks start as Glorot & Bengio (2010) have it, and not as PyTorch does."""
 
+    shaping: ClassVar[tuple[str, ...]] = ("critic_hidden_sizes",)
+    """Options that shape the default network and would not shape another."""
+
     @model_validator(mode="after")
     def _options_shape_the_default_network(self) -> Self:
-        shaping = {"layer_norm": False, "dropout": 0.0, "critic_hidden_sizes": None}
-        found = [name for name, default in shaping.items() if getattr(self, name) != default]
+        defaults = type(self).model_fields
+        found = [name for name in self.shaping if getattr(self, name) != defaults[name].default]
         check(
             self.network is None or not found,
             f"{', '.join(found)} would shape the default network; leave it out with a network of "
             "your own",
-        )
-        check(
-            not (self.layer_norm or self.dropout) or len(self.critic_sizes) > 0,
-            "layer_norm and dropout go into the critics' hidden layers; give at least one",
         )
         return self
 
@@ -94,3 +91,19 @@ class SoftActorCriticConfig(TransitionHyperParameters):
     def entropy_for(self, spec: EnvSpec) -> float:
         """The entropy to keep in an environment."""
         return -float(spec.action_dim) if self.target_entropy == "auto" else self.target_entropy
+
+
+class VectorCriticsConfig(SoftActorCriticConfig):
+    """Those whose critics see vectors."""
+
+    layer_norm: bool = Field(False, description="normalises the critics' hidden layers")
+    dropout: float = Field(0.0, ge=0, lt=1, description="share of the critics' units left out")
+    shaping: ClassVar[tuple[str, ...]] = ("layer_norm", "dropout", "critic_hidden_sizes")
+
+    @model_validator(mode="after")
+    def _there_are_layers_to_normalise(self) -> Self:
+        check(
+            not (self.layer_norm or self.dropout) or len(self.critic_sizes) > 0,
+            "layer_norm and dropout go into the critics' hidden layers; give at least one",
+        )
+        return self

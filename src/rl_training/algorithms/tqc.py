@@ -13,13 +13,13 @@ from typing_extensions import Self
 from rl_training.algorithms.functional.quantile import quantile_huber
 from rl_training.algorithms.functional.shapes import expect_shapes
 from rl_training.algorithms.soft_actor_critic import CriticLoss, SoftActorCritic
-from rl_training.algorithms.soft_config import SoftActorCriticConfig
+from rl_training.algorithms.soft_config import VectorCriticsConfig
 from rl_training.data.arrays import Array, namespace
 from rl_training.data.types import Batch
 from rl_training.experiment.config import check
 
 
-class TQCConfig(SoftActorCriticConfig):
+class TQCConfig(VectorCriticsConfig):
     """Hyper-parameters of TQC."""
 
     num_critics: int = Field(5, ge=1, le=1000, description="critics in the ensemble")

@@ -55,3 +55,15 @@ class REDQ(ManagedAlgorithm):
     """Randomised ensembled double Q-learning (Chen et al., 2021)."""
 
     algo_name = "redq"
+
+
+class DrQ(ManagedAlgorithm):
+    """Soft actor-critic from shifted images (Kostrikov et al., 2020)."""
+
+    algo_name = "drq"
+
+
+class DrQv2(ManagedAlgorithm):
+    """Its deterministic successor with n-step returns (Yarats et al., 2021)."""
+
+    algo_name = "drqv2"

@@ -14,6 +14,7 @@ from gymnasium.vector import VectorEnv
 from typing_extensions import Self
 
 from rl_training.data.types import PolicyState
+from rl_training.envs.pixels import stacked_frames
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.errors import ConfigError, SaveError, UsageError
 from rl_training.experiment.checkpointing import write_checkpoint
@@ -33,13 +34,11 @@ from rl_training.runtime.assembly import Environments
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.compatibility import check_spaces
 from rl_training.runtime.evaluator import Evaluation, Evaluator
-from rl_training.runtime.lost_objects import refuse_lost_objects
+from rl_training.runtime.lost_objects import ENVIRONMENT_KEYS, refuse_lost_objects
 from rl_training.runtime.result import TrainingInterrupted, TrainResult
 from rl_training.runtime.resuming import report_skipped
 from rl_training.runtime.threads import threads
 from rl_training.runtime.training_run import evaluation_seed
-
-ENVIRONMENT_KEYS = ("env_id", "env_kwargs", "wrappers")
 
 
 class ManagedAlgorithm:
@@ -99,8 +98,14 @@ class ManagedAlgorithm:
         report_skipped(checkpoint)
         given = {"env_id": env, "wrappers": wrappers, "device": device}
         changes = {key: value for key, value in given.items() if value is not None}
+        if env is not None and not isinstance(env, str):  # what is said of an id does not fit it
+            changes |= {"eval_env_kwargs": {}}
+            if config.vectorization == "native":
+                changes["vectorization"] = "sync"
         if env_kwargs is not None:
             changes["env_kwargs"] = {**config.env_kwargs, **env_kwargs}
+            own = changes.get("eval_env_kwargs", config.eval_env_kwargs)
+            changes["eval_env_kwargs"] = {key: own[key] for key in own.keys() - env_kwargs.keys()}
         if network is not None:
             changes["algo_kwargs"] = {**config.algo_kwargs, "network": network}
         managed = cls(config.with_changes(**changes))
@@ -241,9 +246,9 @@ class ManagedAlgorithm:
             if not environments.prebuilt:
                 env = environments.single()
                 stack.callback(env.close)
-            spaces = _spaces(env)
+            spaces, frames = _spaces(env), stacked_frames(env)
         check_spaces(get_spec(self.algo_name), environments.name, *spaces)
-        return SpaceAdapter(environments.name, *spaces)
+        return SpaceAdapter(environments.name, *spaces, frames=frames)
 
     def _check_env(self) -> None:
         """Refuse an environment whose spaces are not the loaded agent's."""

@@ -5,18 +5,17 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from rl_training.data.types import Batch
+from rl_training.data.types import Batch, EnvSpec
 
 
 class BatchMemory:
     """Memory for the batches of one size, used again for each."""
 
-    def __init__(self, batch_size: int, observations: np.ndarray, actions: np.ndarray) -> None:
-        def room(store: np.ndarray) -> np.ndarray:
-            return np.empty((batch_size, *store.shape[1:]), store.dtype)
-
-        self.obs, self.next_obs = room(observations), room(observations)
-        self.action, self.slots = room(actions), np.empty(batch_size, np.int64)
+    def __init__(self, batch_size: int, spec: EnvSpec) -> None:
+        self.obs = np.empty((batch_size, *spec.obs_shape), spec.obs_dtype)
+        self.next_obs = np.empty_like(self.obs)
+        self.action = np.empty((batch_size, *spec.action_shape), spec.action_dtype)
+        self.slots = np.empty(batch_size, np.int64)
         self.reward, self.discount, self.weight = np.ones((3, batch_size), np.float32)
         self._host = Batch(
             obs=torch.from_numpy(self.obs),

@@ -64,8 +64,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """Memory the buffer takes."""
         return super().nbytes + self._tree.nbytes
 
-    def _stored(self, here: np.ndarray, there: np.ndarray) -> None:
-        self._changed += (here.copy(), there)
+    def _changed_at(self, slots: np.ndarray) -> None:
+        self._changed.append(slots.copy())  # it may be a view of what changes
         if len(self._changed) > MOST_CHANGES:
             self._weigh_new()
 

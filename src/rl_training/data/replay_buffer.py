@@ -3,6 +3,8 @@
 The successor of a row is the next row of its environment. When an episode ends, the row after it
 keeps the last observation (a tail row) and the next episode starts one row later, so no step ever
 points into another episode. `docs/decisions/0003-ring-with-tail-rows.md` says why.
+
+Of stacked images a row keeps the newest alone; an episode begins with a row for each older one.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing_extensions import Self
 from rl_training.data.arrays import Array
 from rl_training.data.batch_memory import BatchMemory
 from rl_training.data.memory import refuse_if_too_large
+from rl_training.data.observation_store import ObservationStore
 from rl_training.data.types import Batch, EnvSpec, Moment, Transitions
 from rl_training.errors import CheckpointError, UsageError
 from rl_training.experiment.config import (
@@ -31,8 +34,8 @@ _STORES = ("obs", "action", "reward", "discount", "valid")
 class ReplayBuffer:
     """Uniform replay over the latest `capacity` rows, kept in host memory.
 
-    A finished episode uses one row for its last observation, so the buffer holds at most
-    `capacity` transitions. Batches are moved to `device`.
+    An episode has a row more than steps, and n - 1 more with stacks of n images, so the buffer
+    holds at most `capacity` transitions. Batches are moved to `device`.
     """
 
     memory_name = "replay memory"
@@ -48,14 +51,16 @@ class ReplayBuffer:
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
+        self.spec = spec
         self.num_envs = num_envs
         self.gamma = gamma
         self.n_step = n_step
         self.device = torch.device(device)
-        self._rows = self.rows_per_env(capacity, num_envs)
+        self._rows = self.rows_per_env(capacity, num_envs, spec.frames)
         slots = self._rows * num_envs
         # Env-major: slot = env * rows + row, so that an episode lies in consecutive memory.
-        self._obs = np.zeros((slots, *spec.obs_shape), spec.obs_dtype)
+        self._observations = ObservationStore(spec, slots, self._rows)
+        self._obs = self._observations.array
         self._action = np.zeros((slots, *spec.action_shape), spec.action_dtype)
         self._reward = np.zeros(slots, np.float32)
         self._discount = np.zeros(slots, np.float32)  # gamma * (1 - terminated)
@@ -80,7 +85,7 @@ class ReplayBuffer:
         **options: Any,
     ) -> Self:
         """The buffer the hyper-parameters ask for; refused if this machine cannot hold it."""
-        capacity = cls.capacity_for(spec, hyper)
+        capacity = cls.capacity_for(spec, hyper, num_envs)
         refuse_if_too_large(cls.predicted_bytes(spec, capacity, num_envs), capacity)
         return cls(
             spec,
@@ -94,33 +99,35 @@ class ReplayBuffer:
         )
 
     @classmethod
-    def capacity_for(cls, spec: EnvSpec, hyper: Any) -> int:
+    def capacity_for(cls, spec: EnvSpec, hyper: Any, num_envs: int) -> int:
         """Transitions the hyper-parameters ask for, whichever way they say it."""
         if hyper.replay_memory is None:
             return int(hyper.buffer_size or DEFAULT_BUFFER_SIZE)
-        return max(1, parse_memory(hyper.replay_memory) // cls.bytes_per_row(spec))
+        rows = parse_memory(hyper.replay_memory) // cls.bytes_per_row(spec) // num_envs
+        return max(1, rows - spec.frames) * num_envs
 
     @classmethod
     def needed_bytes(cls, spec: EnvSpec, hyper: Any, num_envs: int) -> int:
         """Memory of the buffer the hyper-parameters ask for."""
-        return cls.predicted_bytes(spec, cls.capacity_for(spec, hyper), num_envs)
+        return cls.predicted_bytes(spec, cls.capacity_for(spec, hyper, num_envs), num_envs)
 
     @staticmethod
-    def rows_per_env(capacity: int, num_envs: int) -> int:
-        """Rows of one ring; one more than its share, for the newest observation."""
-        return math.ceil(capacity / num_envs) + 1
+    def rows_per_env(capacity: int, num_envs: int, frames: int = 1) -> int:
+        """Rows of one ring: its share, and those of the newest observation."""
+        return math.ceil(capacity / num_envs) + frames
 
     @staticmethod
     def bytes_per_row(spec: EnvSpec) -> int:
         """Memory of one row of `spec`'s environment."""
-        obs = math.prod(spec.obs_shape) * np.dtype(spec.obs_dtype).itemsize
+        obs = math.prod(spec.frame_shape) * np.dtype(spec.obs_dtype).itemsize
         action = math.prod(spec.action_shape) * np.dtype(spec.action_dtype).itemsize
         return obs + action + 2 * 4 + 1
 
     @classmethod
     def predicted_bytes(cls, spec: EnvSpec, capacity: int, num_envs: int) -> int:
         """Memory the buffer will take, known before anything is allocated."""
-        return cls.rows_per_env(capacity, num_envs) * num_envs * cls.bytes_per_row(spec)
+        rows = cls.rows_per_env(capacity, num_envs, spec.frames) * num_envs
+        return rows * cls.bytes_per_row(spec)
 
     @property
     def nbytes(self) -> int:
@@ -138,24 +145,45 @@ class ReplayBuffer:
         envs = slice(None) if count == self.num_envs else np.flatnonzero(step.valid)
         here = self._head[envs]
         if np.count_nonzero(first := step.first[envs]) or self._empty:
-            # A new episode leaves the row with the last observation of the one before it alone.
-            here = np.where(first | self._empty, self._after(here, envs), here)
-            self._obs[here] = step.obs[envs]
+            here = self._begin(here, first | self._empty, step.obs[envs], envs)
         # Elsewhere the row holds the observation already: it was the last step's successor.
-        there = self._after(here, envs)
-        self._obs[there] = step.next_obs[envs]
+        there, following = self._after(here, envs), step.next_obs[envs]
+        self._observations.check_stacks(step.obs[envs], following)
+        self._obs[there] = self._observations.frame(following, -1)
         self._action[here] = step.action[envs]
         self._reward[here] = step.reward[envs]
         self._discount[here] = self.gamma
         if np.count_nonzero(terminated := step.terminated[envs]):
             self._discount[here[terminated]] = 0.0
         self._valid[here] = True
-        self._valid[there] = False
-        self._stored(here, there)
+        self._changed_at(here)
+        self._overwritten(there)
         self._head[envs] = there  # which `here` may be a view of
 
-    def _stored(self, here: np.ndarray, there: np.ndarray) -> None:
-        """A hook: transitions are now in the slots `here`, and none any more in `there`."""
+    def _begin(
+        self, here: np.ndarray, begins: np.ndarray, obs: np.ndarray, envs: slice | np.ndarray
+    ) -> np.ndarray:
+        """Write the first observations of episodes, which leave the last of those before alone."""
+        rows = np.flatnonzero(begins)
+        owners, newest = np.arange(self.num_envs)[envs][rows], here[rows]
+        for number in range(self.spec.frames):
+            newest = self._after(newest, owners)
+            self._obs[newest] = self._observations.frame(obs[rows], number)
+            self._overwritten(newest)
+        here = here.copy()
+        here[rows] = newest
+        return here
+
+    def _overwritten(self, slots: np.ndarray) -> None:
+        """Transitions end whose observation these rows were part of, if only as an older image."""
+        self._valid[slots] = False
+        self._changed_at(slots)
+        if self.spec.frames > 1:
+            self._valid[last := self._observations.last_user(slots)] = False
+            self._changed_at(last)
+
+    def _changed_at(self, slots: np.ndarray) -> None:
+        """A hook: there is a transition in these slots now, or none any more."""
 
     def _after(self, slots: np.ndarray, envs: slice | np.ndarray) -> np.ndarray:
         """The slot after each newest one, within its ring."""
@@ -177,16 +205,15 @@ class ReplayBuffer:
     def sample(self, batch_size: int, moment: Moment | None = None) -> Batch:
         """Draw transitions with replacement; the next call overwrites the batch."""
         if batch_size not in self._batches:
-            self._batches[batch_size] = BatchMemory(batch_size, self._obs, self._action)
+            self._batches[batch_size] = BatchMemory(batch_size, self.spec)
         memory, slots = self._batches[batch_size], self._draw(batch_size)
         memory.slots[:] = slots
-        # `clip` skips a copy that `raise` makes; the slots are in range.
-        self._obs.take(slots, 0, memory.obs, "clip")
+        self._observations.gather(slots, memory.obs)
         self._action.take(slots, 0, memory.action, "clip")
         self._reward.take(slots, 0, memory.reward, "clip")
         self._discount.take(slots, 0, memory.discount, "clip")
         following = self._sum_rewards(slots, memory.reward, memory.discount)
-        self._obs.take(following, 0, memory.next_obs, "clip")
+        self._observations.gather(following, memory.next_obs)
         self._weigh(slots, memory.weight, moment)
         return memory.batch(self.device)
 
@@ -259,8 +286,7 @@ class ReplayBuffer:
                     f"the saved replay buffer has {name} {state[name]}, this one has {mine}; "
                     "resume with the buffer size and num_envs of the saved run"
                 )
-        self._empty = state["extent"] == 0
-        self._wrapped = state["extent"] == self._rows
+        self._empty, self._wrapped = (state["extent"] == rows for rows in (0, self._rows))
         self._head[:] = state["head"]
         self._valid[:] = False
         for name in _STORES:

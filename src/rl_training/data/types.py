@@ -18,7 +18,9 @@ PolicyState = tuple[Any, ...]
 class EnvSpec:
     """The shapes and sizes of an environment, as a model needs them; no Gymnasium types.
 
-    `obs_shape` is the shape a model sees, after flattening. `action_kind` is `discrete` (then
+    `obs_shape` is the shape a model sees: a vector's length, or (channels, height, width) of an
+    image. If images of several steps are stacked along the channels, oldest first, `frames` counts
+    them. `action_kind` is `discrete` (then
     `num_actions` counts the choices), `continuous` (then `action_dim` numbers in [-1, 1]),
     `multi_discrete` (then `action_sizes` counts the choices of each part) or `multi_binary` (then
     `action_dim` switches).
@@ -27,6 +29,7 @@ class EnvSpec:
     env_id: str
     obs_shape: tuple[int, ...]
     obs_dtype: str = "float32"
+    frames: int = 1
     action_kind: str
     num_actions: int = 0
     action_dim: int = 0
@@ -36,6 +39,13 @@ class EnvSpec:
     def obs_dim(self) -> int:
         """Length of the flattened observation."""
         return math.prod(self.obs_shape)
+
+    @property
+    def frame_shape(self) -> tuple[int, ...]:
+        """Shape of what one step adds to an observation: all of it, or the newest image."""
+        if self.frames == 1:
+            return self.obs_shape
+        return self.obs_shape[0] // self.frames, *self.obs_shape[1:]
 
     @property
     def action_shape(self) -> tuple[int, ...]:

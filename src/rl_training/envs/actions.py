@@ -24,7 +24,8 @@ class ActionCodec(Protocol):
 def action_kind(space: spaces.Space[Any]) -> str:
     """`discrete`, `continuous`, `unbounded`, `multi_discrete`, `multi_binary`, or the space's name.
 
-    `unbounded` is a continuous space in which some number has no bound on some side.
+    `unbounded` is a continuous space in which some number has no bound on some side, and
+    `continuous_array` a bounded one of another shape than a vector's.
     """
     if isinstance(space, spaces.Discrete):
         return "discrete"
@@ -32,7 +33,8 @@ def action_kind(space: spaces.Space[Any]) -> str:
         if not math.prod(space.shape):
             return "empty Box"
         bounds = np.abs(np.stack([space.low, space.high]).astype(np.float64))
-        return "continuous" if (bounds < UNBOUNDED).all() else "unbounded"
+        shaped = "continuous" if len(space.shape) == 1 else "continuous_array"
+        return shaped if (bounds < UNBOUNDED).all() else "unbounded"
     if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
         return "multi_discrete"
     if isinstance(space, spaces.MultiBinary) and len(space.shape) == 1:

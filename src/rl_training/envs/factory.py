@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,6 +13,13 @@ import gymnasium.wrappers
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
 from rl_training.envs.imports import import_module, import_object, nearest
+from rl_training.envs.native_vector_env import OneOfVector
+from rl_training.envs.registered import (
+    build_error,
+    make_native,
+    make_registered,
+    registering_module,
+)
 from rl_training.envs.snapshots import SnapshotEnvMaker
 from rl_training.envs.sync_vector_env import QuickSyncVectorEnv
 from rl_training.errors import ConfigError, EnvError, MissingExtra, RLTrainingError
@@ -23,10 +29,9 @@ Venv: TypeAlias = VectorEnv[Any, Any, Any]
 EnvSource: TypeAlias = str | Callable[..., Env] | Env | Venv
 Wrapper: TypeAlias = str | Mapping[str, Mapping[str, Any]]
 
-_EXTRAS = {"gymnasium.envs.box2d": "box2d", "gymnasium.envs.mujoco": "mujoco"}
-_EXTRA_MODULES = {"popgym": "popgym"}  # that register environments when imported
 _OWN_WRAPPERS = "rl_training.envs.wrappers"
 
+VECTORIZATIONS = ("sync", "async", "native")
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -43,12 +48,16 @@ def make_env(
     *,
     env_kwargs: Mapping[str, Any] = NOTHING,
     wrappers: Sequence[Wrapper] = (),
+    vectorization: str = "sync",
 ) -> Env:
     """One environment: from a Gymnasium id, `package.module:Class`, a callable, or as it was given.
 
     A time limit is applied only if the id was registered with one. Wrappers go on in their order,
-    the last one outermost.
+    the last one outermost. With `native` vectorization it is one of the id's own vector
+    implementation.
     """
+    if vectorization == "native":
+        return OneOfVector(_native(source, 1, env_kwargs, wrappers))
     if isinstance(source, (gym.Env, VectorEnv)):
         _refuse_options(source, env_kwargs, wrappers)
         env: object = source
@@ -76,7 +85,8 @@ def make_vector_env(
 ) -> Venv:
     """Environments stepped together, reset within the step that ends an episode (SAME_STEP).
 
-    An environment that is already built counts as one. A vector environment, built or made by a
+    `native` takes the vector implementation that an environment comes with, as it resets. An
+    environment that is already built counts as one. A vector environment, built or made by a
     callable, is taken as it is; `num_envs` must then be its number, or 1 for "not said".
     """
     if isinstance(source, VectorEnv):
@@ -87,8 +97,12 @@ def make_vector_env(
             f"num_envs: {_name(source)} is one built environment, so num_envs must be 1, found "
             f"{num_envs}; pass a callable that builds it"
         )
-    if vectorization not in ("sync", "async"):
-        raise ConfigError(f"vectorization: expected 'sync' or 'async', found {vectorization!r}")
+    if vectorization not in VECTORIZATIONS:
+        raise ConfigError(
+            f"vectorization: expected one of {', '.join(VECTORIZATIONS)}, found {vectorization!r}"
+        )
+    if vectorization == "native":
+        return _native(source, num_envs, env_kwargs, wrappers)
     make = partial(make_env, source, env_kwargs=env_kwargs, wrappers=wrappers)
     makers = [SnapshotEnvMaker(make, index) for index in range(num_envs)]
     try:
@@ -107,7 +121,26 @@ def make_vector_env(
             "printed above. vectorization: sync builds all environments in this process."
         ) from error.with_traceback(None)
     except Exception as error:
-        raise _build_error(source, error) from error
+        raise build_error(_name(source), error) from error
+
+
+def _native(
+    source: EnvSource, num_envs: int, env_kwargs: Mapping[str, Any], wrappers: Sequence[Wrapper]
+) -> Venv:
+    if not isinstance(source, str):
+        raise ConfigError(
+            f"vectorization: native is for ids of Gymnasium, found {_name(source)}; use sync or "
+            "async"
+        )
+    if wrappers:
+        raise ConfigError(
+            f"wrappers: expected none with vectorization native, found {list(wrappers)}; the "
+            "environment's own preprocessing is set by env_kwargs"
+        )
+    module, colon, name = source.partition(":")
+    if colon:
+        registering_module(module)
+    return make_native(name if colon else source, num_envs, env_kwargs)
 
 
 def _build(source: str | Callable[..., Env], kwargs: dict[str, Any]) -> object:
@@ -115,61 +148,11 @@ def _build(source: str | Callable[..., Env], kwargs: dict[str, Any]) -> object:
         return _call(source, _name(source), kwargs)
     module_name, colon, name = source.partition(":")
     if not colon:
-        return _make_registered(source, kwargs)
-    module = _registering_module(module_name)
+        return make_registered(source, kwargs)
+    module = registering_module(module_name)
     if name in gym.registry and not hasattr(module, name):
-        return _make_registered(name, kwargs)  # Gymnasium's own `module:Env-v0`
+        return make_registered(name, kwargs)  # Gymnasium's own `module:Env-v0`
     return _call(import_object(source), source, kwargs)
-
-
-def _registering_module(name: str) -> Any:
-    try:
-        return import_module(name)
-    except ConfigError as error:
-        if name in _EXTRA_MODULES and isinstance(error.__cause__, ModuleNotFoundError):
-            raise MissingExtra(
-                f"env_id: {error}: pip install 'rl-training[{_EXTRA_MODULES[name]}]'"
-            ) from error
-        raise
-
-
-def _make_registered(env_id: str, kwargs: dict[str, Any]) -> object:
-    if env_id not in gym.registry:
-        _check_id(env_id)
-    try:
-        return gym.make(env_id, **kwargs)
-    except (ImportError, gym.error.DependencyNotInstalled) as error:
-        raise _missing_extra(env_id, error) from error
-    except TypeError as error:
-        if kwargs and "unexpected keyword argument" in str(error):
-            raise ConfigError(f"env_kwargs: {error}") from error
-        raise _build_error(env_id, error) from error
-    except Exception as error:
-        raise _build_error(env_id, error) from error
-
-
-def _check_id(env_id: str) -> None:
-    try:
-        gym.spec(env_id)
-    except gym.error.Error as error:
-        if any(known.rpartition("-v")[0] == env_id for known in gym.registry):
-            return  # no version said: gym.make takes the latest, with a warning
-        close = difflib.get_close_matches(env_id, gym.registry, n=3, cutoff=0.5)
-        # Gymnasium's own words are of use if it is the version or the package that is missing.
-        detail = "" if isinstance(error, gym.error.NameNotFound) else f" {error}"
-        hint = f" Near it: {', '.join(close)}." if close else ""
-        raise ConfigError(f"env_id: there is no environment {env_id!r}.{detail}{hint}") from error
-
-
-def _missing_extra(env_id: str, error: Exception) -> RLTrainingError:
-    entry_point = gym.spec(env_id).entry_point if env_id in gym.registry else None
-    for package, extra in _EXTRAS.items():
-        if isinstance(entry_point, str) and entry_point.startswith(package):
-            return MissingExtra(
-                f"{env_id} needs a package that is not installed ({error}): "
-                f"pip install 'rl-training[{extra}]'"
-            )
-    return MissingExtra(f"{env_id} needs a package that is not installed: {error}")
 
 
 def _call(make: Any, name: str, kwargs: dict[str, Any]) -> object:
@@ -185,7 +168,7 @@ def _call(make: Any, name: str, kwargs: dict[str, Any]) -> object:
     except (ImportError, gym.error.DependencyNotInstalled) as error:
         raise MissingExtra(f"{name} needs a package that is not installed: {error}") from error
     except Exception as error:
-        raise _build_error(name, error) from error
+        raise build_error(name, error) from error
 
 
 def _check_arguments(make: Callable[..., Any], name: str, kwargs: dict[str, Any]) -> None:
@@ -267,10 +250,6 @@ def _checked_number(venv: Venv, num_envs: int) -> Venv:
             f"{num_envs}; leave it out or set it to {venv.num_envs}"
         )
     return venv
-
-
-def _build_error(source: object, error: Exception) -> EnvError:
-    return EnvError(f"{_name(source)} could not be built: {type(error).__name__}: {error}")
 
 
 def _name(source: object) -> str:

@@ -21,6 +21,7 @@ SKIPPED = frozenset(
 )
 """Attributes that say how an environment was built; a fresh one has them already."""
 _GENERATOR = ("_np_random", "_np_random_seed")
+_PYGAME = ("Surface", "Clock", "Font")  # other things of pygame's may say where something is
 _MUJOCO = ("model", "data", "mujoco_renderer")
 
 
@@ -85,7 +86,9 @@ def _save_layer(encoder: Encoder, layer: Any, skipped: frozenset[str]) -> dict[s
 
         attributes = encoder.attributes(layer, path, skipped.union(_MUJOCO))
         return {"class": path, "attributes": attributes, "mujoco": save_simulation(layer)}
-    return {"class": path, "attributes": encoder.attributes(layer, path, skipped)}
+    drawn = _drawn(layer)
+    attributes = encoder.attributes(layer, path, skipped.union(drawn))
+    return {"class": path, "attributes": attributes, "drawn": drawn}
 
 
 def _load_layer(
@@ -101,7 +104,19 @@ def _load_layer(
 
         load_simulation(layer, saved["mujoco"])
         skipped = skipped.union(_MUJOCO)
+    skipped = skipped.union(saved.get("drawn", ()))
     decoder.attributes(layer, saved["attributes"], path, skipped)
+
+
+def _drawn(layer: Any) -> list[str]:
+    """Attributes that hold what is drawn on: a drawing follows from the rest of the state."""
+    held = vars(layer).items() if hasattr(layer, "__dict__") else ()
+    kinds = {name: type(value) for name, value in held}
+    return [
+        name
+        for name, kind in kinds.items()
+        if kind.__module__.partition(".")[0] == "pygame" and kind.__name__ in _PYGAME
+    ]
 
 
 def has_own_state(layer: Any) -> bool:

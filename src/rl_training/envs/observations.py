@@ -1,4 +1,7 @@
-"""Observations as float32 vectors: boxes flattened, choices one-hot, dictionaries side by side."""
+"""Observations as the models take them.
+
+Float32 vectors (boxes flattened, choices one-hot, dictionaries side by side), or images of bytes.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,12 @@ IMAGE_RANK = 3
 class ObservationCodec(Protocol):
     """Encodes the observations of one space."""
 
-    size: int
+    shape: tuple[int, ...]
+    """Of one encoded observation."""
+    dtype: str
 
     def encode(self, obs: Any) -> np.ndarray:
-        """A batch as a fresh (batch, size) float32 array."""
+        """A batch as a fresh (batch, *shape) array."""
 
     def batched(self, obs: Any) -> Any:
         """One observation as a batch of one."""
@@ -29,11 +34,17 @@ class ObservationCodec(Protocol):
 
 
 def observation_kind(space: spaces.Space[Any]) -> str:
-    """`vector` for what becomes a vector, `image`, or the space's own name."""
+    """`vector` for what becomes a vector, `image`, `other image`, or the space's own name.
+
+    An image is (channels, height, width) of bytes, and has fewer channels than rows and columns.
+    """
     if isinstance(space, spaces.Box) and 0 in space.shape:
         return "empty Box"
     if isinstance(space, spaces.Box):
-        return "vector" if len(space.shape) < IMAGE_RANK else "image"
+        if len(space.shape) < IMAGE_RANK:
+            return "vector"
+        bytes_first = len(space.shape) == IMAGE_RANK and space.dtype == np.uint8
+        return "image" if bytes_first and space.shape[0] < min(space.shape[1:]) else "other image"
     if isinstance(space, spaces.Discrete):
         return "vector"
     if isinstance(space, spaces.Dict):
@@ -52,25 +63,28 @@ def ordered_keys(space: spaces.Dict) -> list[str]:
 
 
 def observation_codec(space: spaces.Space[Any]) -> ObservationCodec:
-    """The codec of a space whose kind is `vector`."""
+    """The codec of a space whose kind is `vector` or `image`."""
     if isinstance(space, spaces.Dict):
         return DictCodec({key: observation_codec(space[key]) for key in ordered_keys(space)})
     if isinstance(space, spaces.Discrete):
         return OneHotCodec(int(space.n), int(space.start))
-    return BoxCodec(space.shape or ())
+    kind = ImageCodec if observation_kind(space) == "image" else BoxCodec
+    return kind(space.shape or ())
 
 
 class BoxCodec:
     """Numbers of one shape, flattened."""
 
+    dtype = "float32"
+
     def __init__(self, shape: tuple[int, ...]) -> None:
-        self.shape = shape
-        self.size = math.prod(shape)
+        self._given = shape
+        self.shape: tuple[int, ...] = (math.prod(shape),)
 
     def encode(self, obs: Any) -> np.ndarray:
         """Rows of float32; always a copy, for environments that reuse their arrays."""
         array = np.array(obs, dtype=np.float32)
-        return array.reshape(len(array), self.size)
+        return array.reshape(len(array), *self.shape)
 
     def batched(self, obs: Any) -> Any:
         """A list of one."""
@@ -78,22 +92,49 @@ class BoxCodec:
 
     def is_batch(self, obs: Any) -> bool:
         """By its shape."""
-        return _is_batch(_numbers(obs), self.shape)
+        return _is_batch(_numbers(obs), self._given)
+
+
+class ImageCodec(BoxCodec):
+    """Images of bytes, as they are."""
+
+    dtype = "uint8"
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__(shape)
+        self.shape = shape
+
+    def encode(self, obs: Any) -> np.ndarray:
+        """A copy, for environments that reuse their arrays."""
+        return np.array(obs, dtype=np.uint8)
+
+    def is_batch(self, obs: Any) -> bool:
+        """By its shape; numbers that are no bytes are refused."""
+        numbers = _numbers(obs)
+        if numbers.dtype != np.uint8 and not np.array_equal(numbers, numbers.astype(np.uint8)):
+            raise UsageError(
+                "observation: expected an image of bytes, whole numbers from 0 to 255, found "
+                f"numbers from {numbers.min():g} to {numbers.max():g}; if they are scaled, "
+                "multiply them by 255 and round"
+            )
+        return _is_batch(numbers, self._given)
 
 
 class OneHotCodec:
     """One of n choices as n numbers, of which one is 1."""
 
+    dtype = "float32"
+
     def __init__(self, n: int, start: int) -> None:
-        self.size = n
+        self.shape: tuple[int, ...] = (n,)
         self.start = start
 
     def encode(self, obs: Any) -> np.ndarray:
         """A row of zeros and a one per choice."""
         choice = np.asarray(obs, dtype=np.int64) - self.start
-        if ((choice < 0) | (choice >= self.size)).any():  # a negative index would be taken
+        if ((choice < 0) | (choice >= self.shape[0])).any():  # a negative index would be taken
             raise EnvError(self._no_choice(obs))
-        rows = np.zeros((len(choice), self.size), np.float32)
+        rows = np.zeros((len(choice), *self.shape), np.float32)
         rows[np.arange(len(choice)), choice] = 1.0
         return rows
 
@@ -105,22 +146,24 @@ class OneHotCodec:
         """By its shape; a number that is no choice is refused."""
         numbers = _numbers(obs)
         whole = numbers == np.floor(numbers)
-        inside = (numbers >= self.start) & (numbers < self.start + self.size)
+        inside = (numbers >= self.start) & (numbers < self.start + self.shape[0])
         if not (whole & inside).all():
             raise UsageError(self._no_choice(obs))
         return _is_batch(numbers, ())
 
     def _no_choice(self, obs: Any) -> str:
-        last = self.start + self.size - 1
+        last = self.start + self.shape[0] - 1
         return f"observation: expected integers from {self.start} to {last}, found {str(obs)[:80]}"
 
 
 class DictCodec:
     """The vectors of several spaces side by side, in the order of `parts`."""
 
+    dtype = "float32"
+
     def __init__(self, parts: dict[str, ObservationCodec]) -> None:
         self.parts = parts
-        self.size = sum(part.size for part in parts.values())
+        self.shape: tuple[int, ...] = (sum(part.shape[0] for part in parts.values()),)
 
     def encode(self, obs: Any) -> np.ndarray:
         """One row per environment."""

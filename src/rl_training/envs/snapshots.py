@@ -20,6 +20,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from rl_training.envs import replay_probe as probe
 from rl_training.envs.layer_state import layers_of, load_layers, save_layers
 from rl_training.envs.object_values import SnapshotUnavailable
+from rl_training.envs.stacking import frames_of
 from rl_training.errors import CheckpointError
 from rl_training.experiment.state_tree import StateTree
 
@@ -57,6 +58,10 @@ class SnapshotEnv(gym.Wrapper[Any, Any, Any, Any]):
         return _copied(obs), info
 
     # An exception would end an AsyncVectorEnv's worker for good, so trouble is returned as text.
+
+    def frames_stacked(self) -> int:
+        """How many images an observation stacks."""
+        return frames_of(self)
 
     def save_state(self) -> dict[str, Any]:
         """`{"state": tree}`, or `{"unavailable": reason}`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,23 +22,37 @@ __all__ = [
 
 
 class SpaceAdapter:
-    """Turns an environment's observations into float32 vectors, and actions into its own."""
+    """Turns an environment's observations into vectors or images, and actions into its own.
 
-    def __init__(self, env_id: str, observation: spaces.Space[Any], action: spaces.Space[Any]):
+    `frames` counts the images that are stacked in an observation.
+    """
+
+    def __init__(
+        self,
+        env_id: str,
+        observation: spaces.Space[Any],
+        action: spaces.Space[Any],
+        *,
+        frames: int = 1,
+    ):
         self.observation = observation
         self.action = action
         self._obs_codec = observation_codec(observation)
         self._action_codec = action_codec(action)
         self.spec = EnvSpec(
-            env_id=env_id, obs_shape=(self._obs_codec.size,), **self._action_codec.sizes
+            env_id=env_id,
+            obs_shape=self._obs_codec.shape,
+            obs_dtype=self._obs_codec.dtype,
+            frames=frames if _divides(self._obs_codec.shape, frames) else 1,
+            **self._action_codec.sizes,
         )
 
     def encode(self, obs: Any) -> np.ndarray:
-        """A batch of raw observations as a fresh (batch, obs_dim) float32 array."""
+        """A batch of raw observations as a fresh (batch, *obs_shape) array."""
         return self._obs_codec.encode(obs)
 
     def encode_one(self, obs: Any) -> np.ndarray:
-        """One raw observation as an (obs_dim,) float32 array."""
+        """One raw observation as an array of the shape `obs_shape`."""
         row: np.ndarray = self._obs_codec.encode(self._obs_codec.batched(obs))[0]
         return row
 
@@ -49,6 +64,11 @@ class SpaceAdapter:
     def decode(self, action: np.ndarray) -> np.ndarray:
         """Actions as the environment takes them."""
         return self._action_codec.decode(action)
+
+
+def _divides(shape: Sequence[int], frames: int) -> bool:
+    """Whether observations are so many images of one after another."""
+    return len(shape) == 3 and shape[0] % frames == 0
 
 
 def space_to_plain(space: spaces.Space[Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Wrappers for tasks that need a memory; a config names them under `wrappers`."""
+"""The package's own wrappers; a config names them under `wrappers`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from typing import Any, SupportsFloat
 import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, flatten, flatten_space
+
+from rl_training.envs.pixels import PixelObservation
+
+__all__ = ["MaskVelocity", "PixelObservation", "PreviousActionReward"]
 
 VELOCITIES = {
     "CartPole": (1, 3),

@@ -48,6 +48,7 @@ __all__ = [
     "ConfigModel",
     "HiddenSizes",
     "HyperParameters",
+    "Interval",
     "LearningRate",
     "OffPolicyHyperParameters",
     "OnPolicyHyperParameters",
@@ -101,6 +102,9 @@ class OffPolicyHyperParameters(HyperParameters):
     )
     learning_starts: Interval = Field(
         1_000, description="environment transitions of random play before the first update"
+    )
+    reward_scale: float = Field(
+        1.0, gt=0, le=1e6, description="factor of the rewards learned from, not of those reported"
     )
 
     @model_validator(mode="after")
@@ -165,8 +169,10 @@ class TrainConfig(ConfigModel):
         description="name of the run directory; by default algorithm, environment, seed and time",
     )
     num_envs: int = Field(1, ge=1, le=4096, description="environments stepped together")
-    vectorization: Literal["sync", "async"] = Field(
-        "sync", description="async runs each environment in a process of its own"
+    vectorization: Literal["sync", "async", "native"] = Field(
+        "sync",
+        description="async runs each environment in a process of its own, native uses the vector "
+        "implementation that the environment comes with, such as Atari's",
     )
     total_timesteps: Steps = Field(50_000, description="environment transitions of the whole run")
     eval_interval: Interval = Field(10_000, description="0 evaluates only at the end")
@@ -191,6 +197,9 @@ class TrainConfig(ConfigModel):
     )
     env_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="keyword arguments of the environment"
+    )
+    eval_env_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="those that differ in evaluations"
     )
     wrappers: tuple[Wrapper, ...] = Field(
         (), description="Gymnasium wrappers, the first one innermost"

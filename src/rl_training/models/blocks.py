@@ -39,6 +39,15 @@ class Layers(nn.Module):
         self.register_parameter(f"bias{depth}", bias)
         self._layers.append((weight, bias))
 
+    @torch.no_grad()
+    def init_orthogonal(self, *, last_gain: float, gain: float = math.sqrt(2)) -> None:
+        """Orthogonal weights and zero biases, with a gain of its own for the last layer."""
+        last = self._layers[-1][0]
+        for weight, bias in self._layers:
+            for matrix in weight.reshape(-1, *weight.shape[-2:]):
+                nn.init.orthogonal_(matrix, last_gain if weight is last else gain)
+            nn.init.zeros_(bias)
+
     def _values_for(self, x: Array) -> Sequence[tuple[Array, Array]]:
         """Weights and biases without a graph, as arrays if `x` is one."""
         if isinstance(x, np.ndarray):
@@ -68,14 +77,6 @@ class MLP(Layers):
         self._features = features
         for fan_in, fan_out in pairwise(sizes):
             self.add_layer(*nn.Linear(fan_in, fan_out).parameters())
-
-    @torch.no_grad()
-    def init_orthogonal(self, *, last_gain: float, gain: float = math.sqrt(2)) -> None:
-        """Orthogonal weights and zero biases, with a gain of its own for the last layer."""
-        last = self._layers[-1][0]
-        for weight, bias in self._layers:
-            nn.init.orthogonal_(weight, last_gain if weight is last else gain)
-            nn.init.zeros_(bias)
 
     def forward(self, x: Array) -> Array:
         """Outputs (batch, last size)."""

@@ -91,6 +91,7 @@ class Agent:
         spaces = {
             "observation": space_to_plain(self.adapter.observation),
             "action": space_to_plain(self.adapter.action),
+            "frames": self.adapter.spec.frames,
         }
         agent = {
             "algorithm": self.algorithm.state_dict(),
@@ -125,6 +126,11 @@ def build_agent(
     )
     normalizer: Normalizer = NoNormalizer()
     if config.normalize_observations:
+        if adapter.spec.obs_dtype == "uint8":
+            raise ConfigError(
+                f"normalize_observations: expected vectors, found the images of "
+                f"{adapter.spec.env_id}; networks of images scale them themselves: leave it out"
+            )
         normalizer = ObservationNormalizer(adapter.spec.obs_shape)
     agent = Agent(spec, adapter, algorithm, normalizer)
     agent.moment = Moment(0, config.total_timesteps, getattr(hyper, "learning_starts", 0))
@@ -133,7 +139,8 @@ def build_agent(
 
 def saved_adapter(checkpoint: Checkpoint) -> SpaceAdapter:
     """The spaces a checkpointed agent was built for."""
-    return SpaceAdapter(checkpoint.info["env_id"], *_saved_spaces(checkpoint))
+    frames = checkpoint.read("spaces").get("frames", 1)
+    return SpaceAdapter(checkpoint.info["env_id"], *_saved_spaces(checkpoint), frames=frames)
 
 
 def _episode_starts(given: Any, rows: int, single: bool) -> np.ndarray:

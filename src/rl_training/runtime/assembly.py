@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from gymnasium.vector import VectorEnv
 
 from rl_training.data.memory import format_bytes
 from rl_training.envs.factory import make_env, make_vector_env
+from rl_training.envs.pixels import stacked_frames
 from rl_training.envs.snapshots import ResumeLevel, resume_level
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.errors import ConfigError
@@ -51,6 +53,11 @@ class Environments:
         self.config = config
         self.source: Any = config.env_id
         self.prebuilt = isinstance(self.source, (gym.Env, VectorEnv))
+        if self.prebuilt and config.eval_env_kwargs:
+            raise ConfigError(
+                f"eval_env_kwargs: {self.name} is already built, so {config.eval_env_kwargs} would "
+                "have no effect; pass an id or a callable"
+            )
 
     @property
     def name(self) -> str:
@@ -69,10 +76,19 @@ class Environments:
 
     def single(self) -> gym.Env[Any, Any]:
         """One environment of its own, for evaluation."""
+        own = self.config.eval_env_kwargs
         if not self.prebuilt:
-            return make_env(
-                self.source, env_kwargs=self.config.env_kwargs, wrappers=self.config.wrappers
-            )
+            try:
+                return make_env(
+                    self.source,
+                    env_kwargs=self.config.env_kwargs | own,
+                    wrappers=self.config.wrappers,
+                    vectorization=self.config.vectorization,
+                )
+            except ConfigError as error:
+                if own and str(error).startswith("env_kwargs:"):
+                    raise ConfigError(f"env_kwargs with eval_{error}") from error
+                raise
         source, why = self.source, "it is not registered"
         if isinstance(source, VectorEnv) and source is not source.unwrapped:
             why = "its vector wrappers cannot be put around a single environment"
@@ -122,7 +138,7 @@ def build(plan: RunPlan) -> Components:
             on_error.callback(envs.close)
         spaces = envs.single_observation_space, envs.single_action_space
         check_spaces(plan.spec, environments.name, *spaces)
-        adapter = SpaceAdapter(environments.name, *spaces)
+        adapter = SpaceAdapter(environments.name, *spaces, frames=stacked_frames(envs))
         agent = build_agent(plan.spec, plan.config, plan.hyper, adapter)
         components = Components(
             environments=environments,
@@ -215,7 +231,24 @@ def _evaluator(environments: Environments, adapter: SpaceAdapter) -> Evaluator |
     config = environments.config
     if not config.eval_interval and not config.final_eval_episodes:
         return None
-    return Evaluator(environments.single, adapter)
+    return Evaluator(partial(_judging, environments, adapter), adapter)
+
+
+def _judging(environments: Environments, adapter: SpaceAdapter) -> gym.Env[Any, Any]:
+    """An environment of evaluations, whose spaces are those of training."""
+    env = environments.single()
+    for name, mine, other in (
+        ("observation", env.observation_space, adapter.observation),
+        ("action", env.action_space, adapter.action),
+    ):
+        if mine != other:
+            env.close()
+            key = "eval_env_kwargs" if environments.config.eval_env_kwargs else "env_id"
+            raise ConfigError(
+                f"{key}: expected evaluations in the {name} space of training, {other}, found "
+                f"{mine}; what is built for evaluation must have the same spaces"
+            )
+    return env
 
 
 def _from_spec(source: Any) -> gym.Env[Any, Any]:
@@ -224,4 +257,6 @@ def _from_spec(source: Any) -> gym.Env[Any, Any]:
         return gym.make(spec)
     vector_only = {"num_envs", "vectorization_mode", "vector_kwargs"}
     kwargs = {key: value for key, value in spec.kwargs.items() if key not in vector_only}
+    if spec.kwargs.get("vectorization_mode") == gym.VectorizeMode.VECTOR_ENTRY_POINT.value:
+        return make_env(spec.id, env_kwargs=kwargs, vectorization="native")
     return gym.make(spec.id, **kwargs)

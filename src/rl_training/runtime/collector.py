@@ -41,7 +41,9 @@ class Collector:
         self.envs = envs
         self.adapter = adapter
         self.num_envs = envs.num_envs
-        self.mode = AutoresetMode(envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+        # The metadata may be those of a class, of which another one has written them.
+        said = envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
+        self.mode = AutoresetMode(getattr(envs.unwrapped, "autoreset_mode", said))
         self.steps = 0
         self.episodes: deque[Episode] = deque(maxlen=100)
         self.episodes_finished = 0
@@ -133,7 +135,7 @@ class Collector:
         self._lengths[done] = 0
 
     def _checked(self, obs: np.ndarray) -> np.ndarray:
-        if np.count_nonzero(np.isfinite(obs)) < obs.size:
+        if obs.dtype.kind == "f" and np.count_nonzero(np.isfinite(obs)) < obs.size:
             self._refuse("observation", ~np.isfinite(obs.reshape(len(obs), -1)).all(1))
         return obs
 

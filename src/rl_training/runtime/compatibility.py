@@ -12,8 +12,9 @@ from rl_training.runtime.spec import AlgorithmSpec, all_specs
 
 _PLAIN = {
     "vector": "Box vectors, Discrete, flat Dict",
+    "image": "channel-first images of bytes",
     "discrete": "Discrete",
-    "continuous": "bounded Box of floats",
+    "continuous": "one-dimensional bounded Box of floats",
     "multi_discrete": "one-dimensional MultiDiscrete",
     "multi_binary": "one-dimensional MultiBinary",
 }
@@ -24,34 +25,47 @@ def check_spaces(
 ) -> None:
     """Raise IncompatibleEnv, naming the space and the algorithms that would work."""
     kinds = observation_kind(observation), action_kind(action)
-    for what, space, kind, taken, wrapper in (
-        ("observations", observation, kinds[0], spec.observations, "FlattenObservation"),
-        ("actions", action, kinds[1], spec.actions, "TransformAction"),
+    for what, space, kind, taken in (
+        ("observations", observation, kinds[0], spec.observations),
+        ("actions", action, kinds[1], spec.actions),
     ):
         if kind not in taken:
             raise IncompatibleEnv(
                 f"{spec.name} takes {in_plain_words(taken)} {what}; {env_id} has {space}. "
-                f"{_alternatives(*kinds, wrapper)}"
+                f"{_advice(what, kinds, taken)}"
             )
 
 
 def in_plain_words(kinds: frozenset[str]) -> str:
     """Kinds of space as people call them."""
-    names = {_PLAIN.get(name, name) for name in kinds - {"continuous", "unbounded"}}
-    if "continuous" in kinds:
-        names.add("Box of floats" if "unbounded" in kinds else _PLAIN["continuous"])
+    names = {_PLAIN.get(name, name) for name in kinds - {"unbounded"}}
+    if "continuous_array" in kinds:
+        names -= {"continuous_array", _PLAIN["continuous"]}
+        names.add("Box of floats" if "unbounded" in kinds else "bounded Box of floats")
     return ", ".join(sorted(names))
 
 
-def _alternatives(observation: str, action: str, wrapper: str) -> str:
+def _advice(what: str, kinds: tuple[str, str], taken: frozenset[str]) -> str:
     fitting = [
         name
         for name, spec in all_specs().items()
-        if observation in spec.observations and action in spec.actions
+        if kinds[0] in spec.observations and kinds[1] in spec.actions
     ]
-    if fitting:
-        return f"Algorithms that would work: {', '.join(fitting)}."
-    return (
+    advice = f"Algorithms that would work: {', '.join(fitting)}." if fitting else ""
+    if what == "observations" and kinds[0] == "other image":
+        return (
+            "Images have to be bytes (uint8) with their channels first, (channels, height, width), "
+            "and have fewer channels than rows and columns. In Python Gymnasium's "
+            "TransformObservation turns them; larger images or a shorter stack have room for more "
+            "channels."
+        )
+    if what == "observations" and taken == {"image"}:
+        return (
+            f"{advice} The wrapper PixelObservation, with env_kwargs {{render_mode: rgb_array}}, "
+            "shows what an environment renders."
+        ).lstrip()
+    wrapper = "FlattenObservation" if what == "observations" else "TransformAction"
+    return advice or (
         "No algorithm of this package takes these spaces; a Gymnasium wrapper (config key "
         f"`wrappers`), such as {wrapper}, may turn them into ones it takes."
     )

@@ -6,6 +6,7 @@ from rl_training.algorithms.c51 import C51, C51Config
 from rl_training.algorithms.dqn import DQN, DQNConfig
 from rl_training.algorithms.qr_dqn import QRDQN, QRDQNConfig
 from rl_training.data.prioritized_replay import replay_buffer
+from rl_training.models.cnn.image_networks import q_network
 from rl_training.models.mlp_categorical_q_network import MLPCategoricalQNetwork
 from rl_training.models.mlp_q_network import MLPQNetwork
 from rl_training.models.mlp_qr_q_network import MLPQRQNetwork
@@ -18,11 +19,11 @@ DQN_SPEC = AlgorithmSpec(
     title="Deep Q-network",
     paper="Mnih et al., 2015",
     hyper=DQNConfig,
-    model=MLPQNetwork.build,
+    model=q_network(MLPQNetwork.build),
     algorithm=DQN,
     buffer=replay_buffer,
     loop=run_off_policy,
-    observations=frozenset({"vector"}),
+    observations=frozenset({"vector", "image"}),
     actions=frozenset({"discrete"}),
 )
 QR_DQN_SPEC = replace(
@@ -31,7 +32,7 @@ QR_DQN_SPEC = replace(
     title="Quantile-regression DQN",
     paper="Dabney et al., 2018",
     hyper=QRDQNConfig,
-    model=MLPQRQNetwork.build,
+    model=q_network(MLPQRQNetwork.build),
     algorithm=QRDQN,
 )
 C51_SPEC = replace(
@@ -40,7 +41,7 @@ C51_SPEC = replace(
     title="Categorical DQN",
     paper="Bellemare et al., 2017",
     hyper=C51Config,
-    model=MLPCategoricalQNetwork.build,
+    model=q_network(MLPCategoricalQNetwork.build),
     algorithm=C51,
 )
 

@@ -21,6 +21,7 @@ from gymnasium.utils.env_checker import check_env
 from rl_training.envs import replay_probe as probe
 from rl_training.envs.factory import NOTHING, Env, Wrapper, make_env, make_vector_env
 from rl_training.envs.snapshots import ResumeLevel, resume_level
+from rl_training.envs.stacking import frames_of
 from rl_training.runtime.env_fits import AlgorithmFit, algorithm_fits, fit_findings
 from rl_training.runtime.env_play import (
     SEED,
@@ -63,16 +64,17 @@ def check_environment(
     *,
     env_kwargs: Mapping[str, Any] = NOTHING,
     wrappers: Sequence[Wrapper] = (),
+    vectorization: str = "sync",
     seconds: float = 3.0,
 ) -> EnvCheck:
     """Every check; about half of `seconds` goes to the play, as far as the environment allows.
 
     What cannot be built raises the error of `make_env`; all else is a finding.
     """
-    make = partial(make_env, source, env_kwargs=env_kwargs, wrappers=wrappers)
-    make_vector = partial(
-        make_vector_env, source, num_envs=1, env_kwargs=env_kwargs, wrappers=wrappers
-    )
+    options: dict[str, Any] = {"env_kwargs": env_kwargs, "wrappers": wrappers}
+    options["vectorization"] = vectorization
+    make = partial(make_env, source, **options)
+    make_vector = partial(make_vector_env, source, num_envs=1, **options)
     with probe.undisturbed(), ExitStack() as opened:
 
         def build() -> Env:
@@ -91,7 +93,10 @@ def check_environment(
                 findings += gymnasium_findings(env)
             resume = _probed(make_vector, play)
             fits = algorithm_fits(
-                env.observation_space, env.action_space, steps_per_second=play.steps_per_second
+                env.observation_space,
+                env.action_space,
+                steps_per_second=play.steps_per_second,
+                frames=frames_of(env),
             )
             findings += [*resume_findings(resume), speed_finding(play), *fit_findings(fits)]
     findings.append(verdict(findings))

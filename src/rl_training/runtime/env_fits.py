@@ -39,7 +39,11 @@ class AlgorithmFit:
 
 
 def algorithm_fits(
-    observation: spaces.Space[Any], action: spaces.Space[Any], *, steps_per_second: float
+    observation: spaces.Space[Any],
+    action: spaces.Space[Any],
+    *,
+    steps_per_second: float,
+    frames: int = 1,
 ) -> list[AlgorithmFit]:
     """What every algorithm of the package makes of these spaces."""
     seconds = {steps: steps / steps_per_second for steps in PLANNED_STEPS if steps_per_second}
@@ -52,7 +56,7 @@ def algorithm_fits(
             continue
         needed = None
         if isinstance(hyper := spec.hyper(), OffPolicyHyperParameters):
-            env_spec = SpaceAdapter("the environment", observation, action).spec
+            env_spec = SpaceAdapter("the environment", observation, action, frames=frames).spec
             buffer = getattr(spec.buffer, "__self__", ReplayBuffer)  # the class that builds it
             needed = int(buffer.needed_bytes(env_spec, hyper, 1))
         own = seconds_per_step(spec, observation, action)

@@ -164,9 +164,14 @@ def _see(play: Play, env: Env, obs: Any, before: Kept) -> Kept:
             play.note(mark, topic, text, name)
         if isinstance(value, np.ndarray) and value.dtype != object:
             kept.append((value, value.copy()))
-            if isinstance(space, spaces.Box) and value.size and value.dtype.kind in "iuf":
+            if isinstance(space, spaces.Box) and value.size and _is_scaled(value.dtype):
                 play.largest = max(play.largest, float(np.abs(value).max()))
     return kept
+
+
+def _is_scaled(dtype: np.dtype[Any]) -> bool:
+    """Whether values are numbers of any size; of bytes, which images are, the range is known."""
+    return dtype.kind in "iuf" and dtype != np.uint8
 
 
 def _leaves(space: spaces.Space[Any], obs: Any, name: str) -> Iterator[tuple[str, Any, Any]]:

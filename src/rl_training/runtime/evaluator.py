@@ -71,7 +71,8 @@ class Evaluator:
         self._players.seat(playable)
         returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
         playing = np.arange(rows)  # which episode each row plays; past the end: none
-        obs = np.zeros((rows, *self._adapter.spec.obs_shape), np.float32)
+        spec = self._adapter.spec
+        obs = np.zeros((rows, *spec.obs_shape), spec.obs_dtype)
         for row in range(playable):
             obs[row] = self._players.reset(row, seed, row)
         first, state, started = np.ones(rows, np.bool_), initial_state(rows), rows

@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from rl_training.envs.spaces import observation_kind
 from rl_training.experiment.config import OnPolicyHyperParameters, TrainConfig
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.spec import AlgorithmSpec
@@ -21,6 +22,7 @@ from rl_training.runtime.train import train
 from rl_training.runtime.training_run import TrainingRun
 
 OFF_POLICY_STEPS = 200
+IMAGE_STEPS = 8  # an update takes a second or more with the papers' networks
 
 
 class SampledEnv(gym.Env[Any, Any]):
@@ -70,13 +72,15 @@ def seconds_per_step(
     spec: AlgorithmSpec, observation: spaces.Space[Any], action: spaces.Space[Any]
 ) -> float:
     """Acting, storing and updating with default settings, per environment transition."""
-    hyper = spec.hyper()
+    hyper, images = spec.hyper(), observation_kind(observation) == "image"
+    kwargs: dict[str, Any]
     if isinstance(hyper, OnPolicyHyperParameters):
-        steps, kwargs = 2 * hyper.num_steps, {}  # the second rollout is the one that is timed
+        steps = 2 * (64 if images else hyper.num_steps)  # the second rollout is timed
+        kwargs = {"num_steps": steps // 2}
     else:
         ratio = getattr(hyper, "replay_ratio", 1.0)
-        steps = max(8, int(OFF_POLICY_STEPS / max(1.0, ratio)))
-        kwargs = {"learning_starts": steps // 4}
+        steps = max(8, int((IMAGE_STEPS if images else OFF_POLICY_STEPS) / max(1.0, ratio)))
+        kwargs = {"learning_starts": steps // 4, "buffer_size": 1_000}
     watch = _SecondHalf()
     with tempfile.TemporaryDirectory() as folder, _quiet():
         config = TrainConfig(

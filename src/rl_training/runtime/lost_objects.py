@@ -8,7 +8,10 @@ from typing import Any
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, is_placeholder
 
-_PASSED_BY = {"env_id": "env", "algo_kwargs": "network"}  # other keys bear the argument's name
+ENVIRONMENT_KEYS = ("env_id", "env_kwargs", "eval_env_kwargs", "wrappers")
+
+# Other keys bear the argument's name.
+_PASSED_BY = {"env_id": "env", "eval_env_kwargs": "env_kwargs", "algo_kwargs": "network"}
 
 
 def lost_objects(values: Any, key: str = "") -> Iterator[tuple[str, str]]:

@@ -14,9 +14,10 @@ def run_off_policy(run: TrainingRun) -> None:
     """Step, store, update as often as owed, until the run is over."""
     algorithm, buffer, progress = run.algorithm, run.buffer, run.progress
     normalizer, recent = run.agent.normalizer, run.recent_metrics
+    scale = run.hyper.reward_scale
     while run.active:
         step = run.collector.step(run.explore)
-        buffer.add(step)
+        buffer.add(step if scale == 1 else step._replace(reward=step.reward * scale))
         normalizer.observe(step.obs, step.valid)
         progress.env_steps += int(np.count_nonzero(step.valid))
         for _ in range(progress.updates_owed()):

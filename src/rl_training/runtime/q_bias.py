@@ -131,7 +131,7 @@ class QBias(Callback):
                 step = players.step(row, actions[row])
                 obs[row] = step.obs
                 cost, value = float(expected.cost[row]), float(expected.value[row])
-                seen[row].append((step.reward, cost, value))
+                seen[row].append((step.reward * run.hyper.reward_scale, cost, value))
                 terminated[row] = step.terminated
                 playing[row] = not (step.terminated or step.truncated)
         columns = [np.array(numbers).reshape(-1, 3).T for numbers in seen]
@@ -145,7 +145,7 @@ def check_measurable(run: TrainingRun) -> None:
     """Refuse a run whose critics have no bias that could be measured."""
     if not isinstance(run.algorithm, SoftActing):
         raise ConfigError(
-            f"callbacks: QBias measures critics of sac, tqc and redq, not of {run.config.algo}"
+            f"callbacks: QBias measures critics of sac, tqc, redq and drq, not of {run.config.algo}"
         )
     if run.evaluator is None:
         raise ConfigError(

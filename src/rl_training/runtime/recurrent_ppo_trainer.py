@@ -17,7 +17,16 @@ SPEC = AlgorithmSpec(
     buffer=RolloutBuffer.build,
     loop=run_on_policy,
     observations=frozenset({"vector"}),
-    actions=frozenset({"discrete", "continuous", "unbounded", "multi_discrete", "multi_binary"}),
+    actions=frozenset(
+        {
+            "discrete",
+            "continuous",
+            "continuous_array",
+            "unbounded",
+            "multi_discrete",
+            "multi_binary",
+        }
+    ),
     normalizes_rewards=True,
 )
 

@@ -17,7 +17,7 @@ SPEC = AlgorithmSpec(
     buffer=ReplayBuffer.build,
     loop=run_off_policy,
     observations=frozenset({"vector"}),
-    actions=frozenset({"continuous"}),
+    actions=frozenset({"continuous", "continuous_array"}),
 )
 
 train_sac = trainer(SPEC)

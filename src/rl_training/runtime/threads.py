@@ -11,6 +11,7 @@ from threadpoolctl import threadpool_limits
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.experiment.config import TrainConfig
+from rl_training.models.cnn.encoders import Convolutions
 
 ONE_THREAD_WORK = 6_000_000
 """Multiplications in a layer's product up to which a second thread costs more than it gives."""
@@ -43,7 +44,9 @@ def threads(config: TrainConfig, saved: int | None = None) -> Iterator[None]:
 def add_threads_for(algorithm: Algorithm, batch_size: int) -> None:
     """Put the number before `threads` back if one thread is too little for the networks' layers."""
     networks = algorithm.networks().values()
-    weights = max(p.numel() for network in networks for p in network.parameters())
-    if batch_size * weights > ONE_THREAD_WORK:
+    work = max(p.numel() for network in networks for p in network.parameters())
+    modules = (module for network in networks for module in network.modules())
+    work = max([work, *(module.work for module in modules if isinstance(module, Convolutions))])
+    if batch_size * work > ONE_THREAD_WORK:
         torch.set_num_threads(_torchs_own.get())
         algorithm.learns_on_host &= torch.get_num_threads() == 1

@@ -1,0 +1,114 @@
+"""The networks of DrQ: an actor and critics that see images, each with an encoder of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rl_training.data.types import EnvSpec
+from rl_training.models.blocks import MLP
+from rl_training.models.cnn.encoders import (
+    ENCODERS,
+    Convolutions,
+    NormalizedFeatures,
+    init_orthogonal,
+)
+from rl_training.models.ensemble import EnsembleMLP
+
+
+class PixelActor(nn.Module):
+    """Means and log standard deviations (batch, 2 * action_dim) of actions before squashing.
+
+    With `tied` convolutions, which are the critics', their features come without a gradient.
+    """
+
+    def __init__(
+        self,
+        convolutions: Convolutions,
+        action_dim: int,
+        hidden_sizes: Sequence[int],
+        *,
+        features: int = 50,
+        tied: bool = False,
+    ) -> None:
+        super().__init__()
+        # In a list, a network is no part of this one: its parameters are the critics' alone.
+        self._borrowed = [convolutions] if tied else []
+        self.convolutions = None if tied else convolutions
+        if tied:  # yet an actor that is saved on its own is whole
+            self.register_state_dict_post_hook(_save_borrowed)  # type: ignore[no-untyped-call]
+            self.register_load_state_dict_pre_hook(_load_borrowed)  # type: ignore[no-untyped-call]
+        self.features = NormalizedFeatures(convolutions.size, features)
+        self.layers = MLP((features, *hidden_sizes, 2 * action_dim))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Outputs for images (batch, channels, height, width) of bytes."""
+        if self.convolutions is None:
+            seen = self._borrowed[0](images).detach()
+        else:
+            seen = self.convolutions(images)
+        outputs: Tensor = self.layers.forward(self.features(seen))
+        return outputs
+
+
+def _save_borrowed(actor: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
+    (convolutions,) = actor._borrowed
+    state.update(convolutions.state_dict(prefix=f"{prefix}convolutions."))
+
+
+def _load_borrowed(actor: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    (convolutions,) = actor._borrowed
+    start = f"{prefix}convolutions."
+    names = [name for name in state if name.startswith(start)]
+    convolutions.load_state_dict({name.removeprefix(start): state.pop(name) for name in names})
+
+
+class PixelCritics(nn.Module):
+    """Values of each critic for images and actions: (members, batch, 1)."""
+
+    def __init__(
+        self,
+        convolutions: Convolutions,
+        action_dim: int,
+        hidden_sizes: Sequence[int],
+        *,
+        features: int = 50,
+        num_critics: int = 2,
+    ) -> None:
+        super().__init__()
+        self.convolutions = convolutions
+        self.features = NormalizedFeatures(convolutions.size, features)
+        self.layers = EnsembleMLP(num_critics, (features + action_dim, *hidden_sizes, 1))
+
+    def forward(self, images: Tensor, action: Tensor) -> Tensor:
+        """Values of all critics."""
+        seen = self.features(self.convolutions(images))
+        numbers: Tensor = self.layers.forward(torch.cat([seen, action], 1))
+        return numbers
+
+
+class CNNDrQModel(nn.Module):
+    """An actor and critics that see images."""
+
+    def __init__(self, actor: PixelActor, critics: PixelCritics) -> None:
+        super().__init__()
+        self.actor, self.critics = actor, critics
+
+    @classmethod
+    def build(cls, spec: EnvSpec, hyper: Any) -> CNNDrQModel:
+        """The networks for an environment, as the hyper-parameters size them."""
+        layers = ENCODERS[hyper.encoder]
+        shape: dict[str, Any] = {"features": hyper.feature_size}
+        seen = Convolutions(spec.obs_shape, layers)
+        critics = PixelCritics(
+            seen, spec.action_dim, hyper.critic_sizes, num_critics=hyper.num_critics, **shape
+        )
+        own = seen if hyper.tied_convolutions else Convolutions(spec.obs_shape, layers)
+        tied = hyper.tied_convolutions
+        actor = PixelActor(own, spec.action_dim, hyper.hidden_sizes, tied=tied, **shape)
+        model = cls(actor, critics)
+        init_orthogonal(model)
+        return model

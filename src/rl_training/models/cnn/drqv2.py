@@ -1,0 +1,76 @@
+"""The networks of DrQ-v2: one encoder of images, and behind it an actor and critics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rl_training.data.types import EnvSpec
+from rl_training.models.blocks import MLP
+from rl_training.models.cnn.encoders import (
+    ENCODERS,
+    Convolutions,
+    NormalizedFeatures,
+    init_orthogonal,
+)
+from rl_training.models.ensemble import EnsembleMLP
+
+
+class FeatureActor(nn.Module):
+    """Actions (batch, action_dim) in [-1, 1] for what the encoder sees."""
+
+    def __init__(
+        self, inputs: int, action_dim: int, hidden_sizes: Sequence[int], *, features: int = 50
+    ) -> None:
+        super().__init__()
+        self.features = NormalizedFeatures(inputs, features)
+        self.layers = MLP((features, *hidden_sizes, action_dim))
+
+    def forward(self, seen: Tensor) -> Tensor:
+        """Actions."""
+        return torch.tanh(self.layers.forward(self.features(seen)))
+
+
+class FeatureCritics(nn.Module):
+    """Values (members, batch, 1) of actions for what the encoder sees."""
+
+    def __init__(
+        self,
+        inputs: int,
+        action_dim: int,
+        hidden_sizes: Sequence[int],
+        *,
+        features: int = 50,
+        num_critics: int = 2,
+    ) -> None:
+        super().__init__()
+        self.features = NormalizedFeatures(inputs, features)
+        self.layers = EnsembleMLP(num_critics, (features + action_dim, *hidden_sizes, 1))
+
+    def forward(self, seen: Tensor, action: Tensor) -> Tensor:
+        """Values."""
+        values: Tensor = self.layers.forward(torch.cat([self.features(seen), action], 1))
+        return values
+
+
+class CNNDrQv2Model(nn.Module):
+    """An encoder, and an actor and critics behind it."""
+
+    def __init__(self, encoder: Convolutions, actor: FeatureActor, critics: FeatureCritics) -> None:
+        super().__init__()
+        self.encoder, self.actor, self.critics = encoder, actor, critics
+
+    @classmethod
+    def build(cls, spec: EnvSpec, hyper: Any) -> CNNDrQv2Model:
+        """The networks for an environment, as the hyper-parameters size them."""
+        layers = ENCODERS[hyper.encoder]
+        encoder = Convolutions(spec.obs_shape, layers, centered=True)
+        sizes = encoder.size, spec.action_dim, hyper.hidden_sizes
+        shape = {"features": hyper.feature_size}
+        critics = FeatureCritics(*sizes, num_critics=hyper.num_critics, **shape)
+        model = cls(encoder, FeatureActor(*sizes, **shape), critics)
+        init_orthogonal(model)
+        return model
