@@ -35,15 +35,27 @@ from training import (
     updates_due,
 )
 
-pytestmark = pytest.mark.parametrize("algo", ALGORITHMS)
-
 # An update computes on arrays, on tensors, or in compiled functions of tensors.
 WAYS: dict[str, dict[str, Any]] = {
     "arrays": {"threads": 1},
     "tensors": {"threads": 2},
     "compiled": {"execution": "compiled"},
 }
-each_way = pytest.mark.parametrize("way", WAYS)
+OF_SOME = {"tensors": ON_ARRAYS, "compiled": COMPILED}  # other algorithms have tensors anyway
+PAIRS = [(algo, way) for algo in ALGORITHMS for way in WAYS if algo in OF_SOME.get(way, ALGORITHMS)]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each test for each algorithm, and each of its ways of learning if the test is about them."""
+    wanted = set(metafunc.fixturenames)
+    if wanted >= {"way", "several_envs"}:
+        some = [(algo, "arrays", 3) for algo in ALGORITHMS]
+        cases = [*((*pair, 1) for pair in PAIRS), *some]
+        metafunc.parametrize(("algo", "way", "several_envs"), cases)
+    elif "way" in wanted:
+        metafunc.parametrize(("algo", "way"), PAIRS)
+    else:
+        metafunc.parametrize("algo", ALGORITHMS)
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +63,6 @@ def _quick_compiles(algo: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compile_without_code(algo, monkeypatch)
 
 
-@each_way
 def test_update_changes_parameters_gives_finite_metrics_and_leaves_the_batch_alone(
     algo: str, way: str, tmp_path: Path
 ) -> None:
@@ -104,7 +115,6 @@ def test_update_changes_parameters_gives_finite_metrics_and_leaves_the_batch_alo
             assert torch.isfinite(value), name
 
 
-@each_way
 def test_acting_gives_a_valid_action_per_row_and_greedy_acting_is_a_function(
     algo: str, way: str, tmp_path: Path
 ) -> None:
@@ -132,13 +142,10 @@ def test_updates_per_transition_do_not_depend_on_the_number_of_environments(
     assert result.updates == updates_due(config, result.global_step) > 0
 
 
-@pytest.mark.parametrize(
-    ("way", "num_envs"), [("arrays", 1), ("arrays", 3), ("tensors", 1), ("compiled", 1)]
-)
 def test_stopped_and_resumed_equals_never_stopped(
-    algo: str, way: str, num_envs: int, tmp_path: Path
+    algo: str, way: str, several_envs: int, tmp_path: Path
 ) -> None:
-    config = tiny_config(algo, tmp_path, num_envs=num_envs, **WAYS[way])
+    config = tiny_config(algo, tmp_path, num_envs=several_envs, **WAYS[way])
     straight = final_state(train(config).run_dir)
     for cut in np.random.default_rng(0).integers(5, 235, 3 if way == "arrays" else 1):
         with pytest.raises(TrainingInterrupted) as interruption:
@@ -185,7 +192,6 @@ def test_the_same_seed_gives_the_same_run_and_evaluation_does_not_change_it(
     assert agent_of(seed=4) != reference
 
 
-@each_way
 def test_learn_save_load_predict_and_evaluate_agree(algo: str, way: str, tmp_path: Path) -> None:
     kind = type("Managed", (managed.ManagedAlgorithm,), {"algo_name": algo})
     agent = kind(tiny_config(algo, tmp_path, **WAYS[way]))

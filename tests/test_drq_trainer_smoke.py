@@ -87,7 +87,7 @@ def test_what_it_cannot_take_is_refused(algo: str, tmp_path: Path) -> None:
         IncompatibleEnv, match=f"{algo} takes one-dimensional bounded Box of floats actions"
     ):
         train_config(tiny_config(algo, tmp_path, env_id=Choices, env_kwargs={}))
-    with pytest.raises(ConfigError, match="images of 20 x 20 are too small"):
+    with pytest.raises(ConfigError, match="images of 16 x 16 are too small"):
         train_config(tiny_config(algo, tmp_path, algo_kwargs={"encoder": "nature"}))
 
 
@@ -131,7 +131,7 @@ def test_a_loaded_network_knows_how_many_images_are_stacked(tmp_path: Path) -> N
 
 def test_predict_takes_bytes_alone(tmp_path: Path) -> None:
     agent = DrQ(tiny_config("drq", tmp_path))
-    image = np.random.default_rng(0).integers(0, 256, (3, 20, 20))
+    image = np.random.default_rng(0).integers(0, 256, (3, 16, 16))
     action, _ = agent.predict(image)
     np.testing.assert_array_equal(action, agent.predict(image.astype(np.uint8))[0])
     np.testing.assert_array_equal(action, agent.predict(image.astype(float).tolist())[0])

@@ -68,8 +68,8 @@ TINY: dict[str, dict[str, Any]] = {
         "env_id": "Pendulum-v1",
         "algo_kwargs": SOFT | {"num_critics": 4, "replay_ratio": 2, "learning_starts": 60},
     },
-    "drq": {"env_id": "PointPixels-v0", "env_kwargs": {"size": 20}, "algo_kwargs": PIXELS},
-    "drqv2": {"env_id": "PointPixels-v0", "env_kwargs": {"size": 20}, "algo_kwargs": PIXELS},
+    "drq": {"env_id": "PointPixels-v0", "env_kwargs": {"size": 16}, "algo_kwargs": PIXELS},
+    "drqv2": {"env_id": "PointPixels-v0", "env_kwargs": {"size": 16}, "algo_kwargs": PIXELS},
     "ppo": {
         "env_id": "CartPole-v1",
         "normalize_observations": True,
