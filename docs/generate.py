@@ -212,9 +212,12 @@ def short_results(cards: dict[str, Card]) -> str:
 def _card_section(name: str, card: Card) -> str:
     machine, published = card.machine, card.published
     title = f"{shown_name(card.configuration['algo'])} on {card.configuration['env_id']}"
+    seeds = seeds_text(card.seed_numbers)
     facts = [
-        f"- Result: interquartile mean {_interval(card)} over seeds "
-        f"{seeds_text(card.seed_numbers)}, lowest {_figure(card.figures.lowest)}.",
+        f"- Result: interquartile mean {_interval(card)} over seeds {seeds}, lowest "
+        f"{_figure(card.figures.lowest)}."
+        if len(card.seeds) > 1
+        else f"- Result: {_interval(card)}, seed {seeds} alone.",
         f"- Protocol: {card.budget:,} environment steps, then {card.evaluation.episodes} episodes "
         "with the final policy, acting deterministically.",
         f"- Published: {published.what}: {_published(published)}."
@@ -255,8 +258,9 @@ def _bias_figures(figures: Figures) -> str:
 
 
 def _interval(card: Card) -> str:
-    low, high = card.figures.interval_95
-    return f"{_figure(card.figures.iqm)} [{_figure(low)}, {_figure(high)}]"
+    """The figure with its interval, of which one seed has none."""
+    figure, (low, high) = _figure(card.figures.iqm), card.figures.interval_95
+    return f"{figure} [{_figure(low)}, {_figure(high)}]" if len(card.seeds) > 1 else figure
 
 
 def _published(published: Published | None) -> str:

@@ -31,6 +31,7 @@ from rl_training.experiment.evidence_picture import (
     curve_of,
     draw_card,
     is_drawn,
+    shown_name,
 )
 from rl_training.experiment.evidence_record import figures_of, recorded
 from rl_training.experiment.evidence_reproduction import compare
@@ -335,7 +336,14 @@ def test_a_seed_with_one_point_is_a_point_and_the_middle_is_at_the_step_all_shar
         (2, "None"),
     ]
     one = drawn([{200: 4.0}], tmp_path / "one.png")
-    assert one["each seed"] == ([[200, 4]], "o")
+    assert one["the only seed"] == ([[200, 4]], "o")
+    assert not {"each seed", "95 % interval"} & one.keys()
+
+
+def test_algorithms_are_written_as_their_papers_write_them() -> None:
+    names = {algo: shown_name(algo) for algo in ("drq", "drqv2", "qr_dqn", "sac", "drqn")}
+    papers = {"drq": "DrQ", "drqv2": "DrQ-v2", "qr_dqn": "QR-DQN", "sac": "SAC", "drqn": "DRQN"}
+    assert names == papers
 
 
 def test_variants_of_a_card_stand_after_it(tmp_path: Path) -> None:

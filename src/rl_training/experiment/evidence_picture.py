@@ -69,7 +69,7 @@ def _draw_curves(axes: Axes, points: list[dict[int, float]]) -> None:
     steps = sorted(set.intersection(*map(set, points)))
     rows = [[curve[step] for curve in points] for step in steps]
     for index, curve in enumerate(points):
-        label = "each seed" if index == 0 else None
+        label = "each seed" if index == 0 and len(points) > 1 else None
         marker = "o" if len(curve) == 1 else None  # a line through one point is not seen
         axes.plot(
             list(curve),
@@ -94,12 +94,14 @@ def _draw_published(axes: Axes, card: Card) -> None:
 
 def _draw_middle(axes: Axes, steps: list[int], rows: list[list[float]]) -> None:
     """The figures at the steps that all seeds share, a row of returns for each."""
-    low, high = zip(*(bootstrap_interval(row) for row in rows), strict=True)
-    width = 0 if len(steps) > 1 else 8  # of the edge, all there is of a single step
-    label = "95 % interval"
-    axes.fill_between(steps, low, high, color=_OURS, alpha=0.15, linewidth=width, label=label)
+    label = "the only seed"
+    if len(rows[0]) > 1:
+        low, high = zip(*(bootstrap_interval(row) for row in rows), strict=True)
+        width = 0 if len(steps) > 1 else 8  # of the edge, all there is of a single step
+        look = {"color": _OURS, "alpha": 0.15, "linewidth": width}
+        axes.fill_between(steps, low, high, **look, label="95 % interval")
+        label = f"interquartile mean of {len(rows[0])} seeds"
     middle = [interquartile_mean(row) for row in rows]
-    label = f"interquartile mean of {len(rows[0])} seeds"
     axes.plot(steps, middle, "o-", color=_OURS, lw=2.2, ms=4, clip_on=False, label=label)
 
 
@@ -132,7 +134,7 @@ def _draw_grid(axes: Axes) -> None:
     axes.legend(loc="best", frameon=False, fontsize=9, labelcolor=_QUIET)
 
 
-_WRITTEN = {"recurrent_ppo": "Recurrent PPO"}
+_WRITTEN = {"drq": "DrQ", "drqv2": "DrQ-v2", "recurrent_ppo": "Recurrent PPO"}
 
 
 def shown_name(algo: str) -> str:
