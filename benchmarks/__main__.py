@@ -14,7 +14,6 @@ import sys
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -31,6 +30,7 @@ from benchmarks.summary import (
     markdown,
     markdown_tables,
     parts_table,
+    replay_table,
     scaling_failures,
     summarise,
 )
@@ -58,12 +58,13 @@ def parser() -> argparse.ArgumentParser:
     scaling.add_argument("--seconds", type=float, default=4.0, help="per point, roughly")
     for command, peers in ((run, ",".join(PEERS)), (scaling, "sb3")):
         command.add_argument("--peers", default=peers, help="default: %(default)s; '' for none")
-        command.add_argument("--output", type=Path, default=RESULTS, help="a folder")
     parts = commands.add_parser("parts", help="where the time of ours goes")
     parts.add_argument("--workloads", default=",".join(WORKLOADS), help="default: %(default)s")
     replay = commands.add_parser("replay", help="memory and sampling of stacked images")
     replay.add_argument("--transitions", type=int, default=100_000, help="default: %(default)s")
     replay.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
+    for command in (run, scaling, replay):
+        command.add_argument("--output", type=Path, default=RESULTS, help="a folder")
     for command in (run, scaling, parts, replay):
         command.add_argument("--core", type=int, help="to run on; default: the last one")
     commands.add_parser("threads", help="one thread or several, by width and batch")
@@ -212,32 +213,27 @@ def ensemble() -> int:
 
 
 def replay(args: argparse.Namespace) -> int:
-    """Print what a replay memory of stacked images takes and gives, as a Markdown table."""
+    """Measure what a replay memory of stacked images takes and gives, print and save it."""
     if min(args.transitions, args.rounds) < 1:
         raise BenchmarkError("--transitions and --rounds must be at least 1")
-    prepare(args.core)
+    core = prepare(args.core)
     libraries = OURS, PEERS["sb3"]
     rounds = [
-        [
-            run_json(
+        {
+            library.name: run_json(
                 interpreter(library),
                 "benchmarks.replay_memory",
                 {"library": library.name, "transitions": args.transitions, "seconds": 5.0},
             )
             for library in libraries
-        ]
+        }
         for _ in range(args.rounds)
     ]
-    rows = []
-    for library, found in zip(libraries, zip(*rounds, strict=True), strict=True):
-        size, frames = (max(each[key] for each in found) for key in ("bytes", "frames"))
-        rates = sorted(each["sampled_per_s"] for each in found)
-        spread = f"{median(rates):,.0f} ({rates[0]:,.0f} to {rates[-1]:,.0f})"
-        rows.append([library.title, f"{size / 1e9:.2f} GB", f"{frames:.2f}", spread])
-    header = ["", "resident memory", "images per transition", "transitions sampled per second"]
-    print("\n".join(markdown(header, rows)))
-    ratios = [a["sampled_per_s"] / b["sampled_per_s"] for a, b in rounds]
-    print(f"\nOurs samples {median(ratios):.2f} times as fast (median of {args.rounds} rounds).")
+    results = header(args, core) | {"transitions": args.transitions, "rounds": rounds}
+    save(results, args.output, f"replay-{dated(results)}")
+    path = save(results, args.output, "replay-latest")
+    print(replay_table(results))
+    print(f"written: {path}")
     return 0
 
 

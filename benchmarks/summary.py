@@ -206,6 +206,33 @@ def _measured(results: Results, shown: Sequence[str]) -> str:
     return f"{text}. Partial: {len(results['limits'])} of {results['rounds']} rounds were measured."
 
 
+def replay_table(results: Results) -> str:
+    """Memory and speed of replay, how many times as fast ours is, and how it was measured."""
+    rounds, rows, rates = results["rounds"], [], {}
+    for name in rounds[0]:
+        found = [each[name] for each in rounds]
+        size, frames = (max(each[key] for each in found) for key in ("bytes", "frames"))
+        rates[name] = [each["sampled_per_s"] for each in found]
+        shown = _with_spread(rates[name], ",.0f")
+        rows.append([LIBRARIES[name].title, f"{size / 1e9:.2f} GB", f"{frames:.2f}", shown])
+    header = ["", "resident memory", "images per transition", "transitions sampled per second"]
+    ratios = [a / b for a, b in zip(rates["ours"], rates["sb3"], strict=True)]
+    text = (
+        f"Ours samples {_with_spread(ratios, '.1f')} times as fast. {results['transitions']:,} "
+        f"transitions; medians of {len(rounds)} interleaved rounds with the lowest and the highest "
+        f"(of memory the highest), with `{results['command']}` on "
+        f"{results['machine']['cpu']}, {results['date'][:10]}, commit "
+        f"`{results.get('git_commit', 'unknown')[:10]}`."
+    )
+    return "\n".join([*markdown(header, rows), "", text])
+
+
+def _with_spread(numbers: Sequence[float], form: str) -> str:
+    """The median, with the lowest and the highest."""
+    middle, low, high = (format(x, form) for x in (median(numbers), min(numbers), max(numbers)))
+    return f"{middle} ({low} to {high})"
+
+
 def parts_table(found: Mapping[str, Mapping[str, float]]) -> list[str]:
     """The parts of a transition's time by workload, with their shares of the total."""
 

@@ -65,7 +65,7 @@ def generated_parts() -> dict[str, dict[str, str]]:
             "algorithm keys": "\n\n".join(map(algorithm_section, all_specs().values())),
             "mistakes": mistakes_example(),
         },
-        "docs/performance.md": {"benchmarks": benchmarks()},
+        "docs/performance.md": {"benchmarks": benchmarks(), "replay": replay()},
         "docs/results.md": {"results": results(evidence_cards(CARDS))},
     }
 
@@ -136,6 +136,14 @@ def benchmarks() -> str:
     newest, *others = [json.loads(path.read_text(encoding="utf-8")) for path in files]
     newer = [results for results in others if results["date"] > newest["date"]]
     return "\n\n".join(map(markdown_tables, [newest, *newer]))
+
+
+def replay() -> str:
+    """What the latest measurement of the replay of images found."""
+    from benchmarks.summary import replay_table
+
+    results = json.loads((BENCHMARKS / "replay-latest.json").read_text(encoding="utf-8"))
+    return replay_table(results)
 
 
 def mistakes_example() -> str:

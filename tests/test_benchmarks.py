@@ -666,7 +666,7 @@ def test_replay_memory_of_stacked_images() -> None:
 
 
 def test_replay_is_measured_in_turns(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = []
     rates = iter([300.0, 100.0, 200.0, 100.0, 120.0, 200.0])
@@ -678,11 +678,14 @@ def test_replay_is_measured_in_turns(
     monkeypatch.setattr(commands, "run_json", run_json)
     monkeypatch.setattr(commands, "prepare", lambda core: core)
     monkeypatch.setattr(commands, "interpreter", lambda library: Path(library.name))
-    assert commands.main(["replay", "--transitions", "70"]) == 0
+    assert commands.main(["replay", "--transitions", "70", "--output", str(tmp_path)]) == 0
     assert asked == [("benchmarks.replay_memory", name, 70) for name in ("ours", "sb3")] * 3
     printed = capsys.readouterr().out
     assert "| 2.50 GB | 1.02 | 200 (120 to 300) |" in printed
-    assert "Ours samples 2.00 times as fast (median of 3 rounds)." in printed
+    assert "Ours samples 2.0 (0.6 to 3.0) times as fast. 70 transitions; medians of 3" in printed
+    saved = json.loads((tmp_path / "replay-latest.json").read_text())
+    assert [row["ours"]["sampled_per_s"] for row in saved["rounds"]] == [300, 200, 120]
+    assert len(list(tmp_path.iterdir())) == 2  # and one that stays
     assert commands.main(["replay", "--rounds", "0"]) == 2
 
 

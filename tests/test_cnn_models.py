@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
 
+from rl_training.algorithms.drq import DrQConfig
+from rl_training.algorithms.drqv2_config import DrQv2Config
+from rl_training.data.types import EnvSpec
 from rl_training.errors import ConfigError
+from rl_training.models.cnn.drq import CNNDrQModel
+from rl_training.models.cnn.drqv2 import CNNDrQv2Model
 from rl_training.models.cnn.encoders import (
     DRQ,
     NATURE,
@@ -34,15 +41,62 @@ def test_sizes_by_hand(layers: tuple[tuple[int, int, int], ...], side: int, size
     assert encoder(images).shape == (2, size)
 
 
-def test_bytes_are_scaled_to_one() -> None:
-    encoder = Convolutions((1, 8, 8), ((1, 8, 1),))
+@pytest.mark.parametrize("offset", [0.0, -0.5])
+def test_bytes_are_scaled_to_one(offset: float) -> None:
+    encoder = Convolutions((1, 8, 8), ((1, 8, 1),), centered=offset != 0)
     (layer,) = encoder.layers
     with torch.no_grad():
         layer.weight.fill_(1 / 64)
-        layer.bias.zero_()
+        layer.bias.fill_(1.0)  # so that nothing is cut off below zero
     for value, expected in ((0, 0.0), (255, 1.0), (51, 0.2)):
         image = torch.full((1, 1, 8, 8), value, dtype=torch.uint8)
-        assert float(encoder(image).detach()) == pytest.approx(expected, abs=1e-6)
+        found = float(encoder(image).detach())
+        assert found == pytest.approx(1 + offset + expected, abs=1e-6)
+
+
+def test_the_sizes_of_drqs_networks_are_as_asked() -> None:
+    images = EnvSpec(
+        env_id="toy",
+        obs_shape=(3, 36, 36),
+        obs_dtype="uint8",
+        action_kind="continuous",
+        action_dim=2,
+    )
+    options = {"hidden_sizes": (8,), "feature_size": 7, "num_critics": 3, "encoder": "nature"}
+    model = CNNDrQModel.build(images, DrQConfig(critic_hidden_sizes=(5, 6), **options))
+    actor, critics = model.actor, model.critics
+    assert actor.convolutions is not critics.convolutions
+    assert [tuple(each.features.linear.weight.shape) for each in (actor, critics)] == [(7, 64)] * 2
+    shapes = {
+        name: [tuple(p.shape) for p in each.layers.parameters() if p.shape[0] != 1]
+        for name, each in (("actor", actor), ("critics", critics))
+    }
+    assert shapes["actor"] == [(8, 7), (8,), (4, 8), (4,)]
+    assert [shape[-2:] for shape in shapes["critics"] if shape[-2] != 1] == [(9, 5), (5, 6), (6, 1)]
+    assert {shape[0] for shape in shapes["critics"]} == {3}
+    later = CNNDrQv2Model.build(images, DrQv2Config(**options))
+    assert later.encoder._offset == -0.5  # bytes in [-1/2, 1/2]
+    assert later.critics.features.linear.weight.shape == (7, 64)
+
+
+@pytest.mark.parametrize(
+    ("model", "config"), [(CNNDrQModel, DrQConfig), (CNNDrQv2Model, DrQv2Config)]
+)
+def test_values_have_a_column_for_each_critic(model: Any, config: Any) -> None:
+    spec = EnvSpec(
+        env_id="toy",
+        obs_shape=(3, 20, 20),
+        obs_dtype="uint8",
+        action_kind="continuous",
+        action_dim=2,
+    )
+    network = model.build(spec, config(hidden_sizes=(8,), num_critics=3))
+    images = torch.randint(0, 256, (5, 3, 20, 20), dtype=torch.uint8)
+    action = torch.rand(5, 2)
+    seen = images if model is CNNDrQModel else network.encoder(images)
+    values = network.q_values(images, action)
+    assert values.shape == (5, 3)
+    assert_close(values[:, 1], network.critics(seen, action)[1, :, 0])
 
 
 def test_the_nature_network_is_its_layers() -> None:

@@ -56,20 +56,40 @@ def test_alpha_may_be_learned(tmp_path: Path) -> None:
     assert found[-1] < found[0]
 
 
-@pytest.mark.parametrize(("algo", "num_envs"), [("drq", 2), ("drqv2", 1)])
+@pytest.mark.parametrize(
+    ("algo", "num_envs", "more"),
+    [("drq", 2, {}), ("drq", 1, {"tied_convolutions": True}), ("drqv2", 1, {})],
+)
 def test_stopped_and_resumed_equals_never_stopped_on_stacked_images(
-    algo: str, num_envs: int, tmp_path: Path
+    algo: str, num_envs: int, more: dict[str, Any], tmp_path: Path
 ) -> None:
     """The buffer of 80 transitions wraps; episodes end after 100 of the repeated actions."""
-    changes = PENDULUM | {"num_envs": num_envs, "algo_kwargs": {"buffer_size": 80}}
+    changes = PENDULUM | {
+        "num_envs": num_envs,
+        "total_timesteps": 120 * num_envs,
+        "algo_kwargs": {"buffer_size": 80, **more},
+    }
     config = tiny_config(algo, tmp_path, **changes)
     straight = train_config(config)
+    rows = read_metrics(straight.run_dir / "metrics.jsonl")
+    assert {row["rollout/episode_length"] for row in rows if "rollout/episode_length" in row} == {
+        100
+    }
     assert find_checkpoint(straight.run_dir).info["resume_level"] == "exact"
     with pytest.raises(TrainingInterrupted) as interruption:
-        train_config(config, callbacks=[StopAt(61)])
+        train_config(config, callbacks=[StopAt(61 * num_envs)])
     run_dir = interruption.value.result.run_dir
     train_config(config, resume=run_dir)
     assert final_state(run_dir) == final_state(straight.run_dir)
+
+
+def test_tied_convolutions_are_tied_in_what_is_loaded(tmp_path: Path) -> None:
+    config = tiny_config("drq", tmp_path, algo_kwargs={"tied_convolutions": True})
+    result = train_drq(config)
+    agent = DrQ.load(result.run_dir)
+    assert agent.evaluate(3).returns == result.eval_returns
+    model: Any = agent._agent.algorithm.model
+    assert model.actor._borrowed[0] is model.critics.convolutions
 
 
 def test_images_are_kept_once(tmp_path: Path) -> None:
@@ -138,6 +158,20 @@ def test_predict_takes_bytes_alone(tmp_path: Path) -> None:
     for wrong in (image / 255, image - 1, image + 1):
         with pytest.raises(UsageError, match="expected an image of bytes, whole numbers from 0"):
             agent.predict(wrong)
+
+
+class FloatImages(gym.Env[np.ndarray, np.ndarray]):
+    """Images of floats, which an algorithm for vectors would not take as bytes either."""
+
+    observation_space = gym.spaces.Box(0, 1, (3, 20, 20), np.float32)
+    action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+
+
+def test_an_algorithm_without_images_does_not_ask_for_other_ones(tmp_path: Path) -> None:
+    with pytest.raises(IncompatibleEnv, match=r"\(config key `wrappers`\), such as FlattenObs"):
+        train_config(tiny_config("sac", tmp_path, env_id=FloatImages))
+    with pytest.raises(IncompatibleEnv, match=r"Images have to be bytes \(uint8\) with their ch"):
+        train_config(tiny_config("drq", tmp_path, env_id=FloatImages, env_kwargs={}))
 
 
 class Matrix(gym.Env[np.ndarray, np.ndarray]):

@@ -16,6 +16,8 @@ from rl_training.algorithms.functional.random_shift import random_shift
 from rl_training.algorithms.functional.squashed_gaussian import squashed_sample
 from rl_training.algorithms.sac import SAC, SACConfig
 from rl_training.data.types import Batch, EnvSpec, Moment
+from rl_training.errors import ConfigError
+from rl_training.experiment.config import check_hyper_parameters
 from rl_training.models.cnn.drq import CNNDrQModel
 
 SPEC = EnvSpec(
@@ -161,6 +163,33 @@ def test_the_actors_step_leaves_the_critics_encoder_alone(tied: bool) -> None:
     assert torch.equal(seen["grad"], critics.grad)
     own = [name for name, _ in agent.actor.named_parameters() if "convolutions" in name]
     assert bool(own) != tied
+
+
+def test_weights_start_orthogonal() -> None:
+    model = make(hidden_sizes=(8, 8)).model
+    for convolutions in (model.actor.convolutions, model.critics.convolutions):
+        for layer in convolutions.layers:
+            rows = layer.weight.detach().reshape(len(layer.weight), -1)
+            assert_close(rows @ rows.T, 2 * torch.eye(len(rows)), atol=1e-4, rtol=0)
+    layers = (model.actor.layers, model.critics.layers)
+    square = [w.detach() for each in layers for w in each.parameters() if w.shape[-2:] == (8, 8)]
+    matrices = torch.cat([weight.reshape(-1, 8, 8) for weight in square])
+    assert_close(matrices @ matrices.mT, torch.eye(8).expand(3, 8, 8), atol=1e-5, rtol=0)
+
+
+def test_a_learned_temperature_starts_where_the_paper_starts_it() -> None:
+    agent, batch = make(alpha="auto"), random_batch()
+    assert float(agent.update(batch, LEARNING).metrics["alpha"]) == pytest.approx(0.1)
+    agent = make(alpha="auto", initial_alpha=0.7)
+    assert float(agent.update(batch, LEARNING).metrics["alpha"]) == pytest.approx(0.7)
+    with pytest.raises(ConfigError, match="initial_alpha would have no effect beside a fix"):
+        check_hyper_parameters(DrQConfig, {"alpha": 0.2, "initial_alpha": 0.7})
+
+
+def test_shifts_that_leave_nothing_of_an_image_are_refused() -> None:
+    make(pad=19)
+    with pytest.raises(ConfigError, match="pad: expected less than the 20 x 20 pixels"):
+        make(pad=20)
 
 
 def test_tied_convolutions_stay_tied_after_copy_save_and_load() -> None:

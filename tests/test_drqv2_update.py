@@ -75,6 +75,16 @@ def test_an_update_is_its_definition() -> None:
     assert float(result.metrics["actor_loss"]) == pytest.approx(actor_loss.item(), rel=1e-3)
 
 
+def test_the_target_critics_follow_slowly() -> None:
+    agent = make(tau=0.1, learning_rate=0.1)
+    before = [p.detach().clone() for p in agent.target.module.parameters()]
+    agent.update(random_batch(), LEARNING)
+    online = list(agent.model.critics.parameters())
+    for old, new, found in zip(before, online, agent.target.module.parameters(), strict=True):
+        assert_close(found.detach(), 0.9 * old + 0.1 * new.detach())
+    assert any(not torch.equal(old, new) for old, new in zip(before, online, strict=True))
+
+
 def gradient_of(loss: Tensor, agent: DrQv2, name: str) -> Tensor:
     parameters = list(getattr(agent.model, name).parameters())
     grads = torch.autograd.grad(loss, parameters, retain_graph=True)
@@ -124,6 +134,8 @@ def test_noise_while_acting_follows_its_schedule() -> None:
         noisy = [agent.act(images, (), first, moment, explore=True).action for _ in range(100)]
         return float(np.mean([np.abs(action - greedy).mean() for action in noisy]))
 
+    wide = make(noise=50.0).act(images, (), first, Moment(500, 1000, 10), explore=True).action
+    assert np.abs(wide).max() == 1.0  # what goes into replay is what the environment is given
     assert agent.schedules(Moment(250, 1000, 10))["noise"] == pytest.approx(0.5)
     assert distance(500) == 0.0
     assert distance(490) == pytest.approx(0.02 * np.sqrt(2 / np.pi), rel=0.2)

@@ -11,7 +11,7 @@ from rl_training.algorithms.drq import DrQConfig
 from rl_training.data.prioritized_replay import PrioritizedReplayBuffer
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.types import EnvSpec, Transitions
-from rl_training.errors import EnvError
+from rl_training.errors import ConfigError, EnvError
 
 CHANNELS, SIDE = 2, 3
 
@@ -155,6 +155,17 @@ def test_a_replay_memory_is_filled_but_not_exceeded(num_envs: int) -> None:
     found = ReplayBuffer.needed_bytes(spec(4), hyper, num_envs)
     row = ReplayBuffer.bytes_per_row(spec(4))
     assert 2**20 - num_envs * row < found <= 2**20
+
+
+def test_a_replay_memory_without_room_for_a_transition_is_refused() -> None:
+    smallest = 3 * (4 + 1) * ReplayBuffer.bytes_per_row(spec(4))  # of three environments
+    hyper = DrQConfig(replay_memory=f"{smallest}B")
+    assert ReplayBuffer.capacity_for(spec(4), hyper, 3) == 3
+    assert ReplayBuffer.needed_bytes(spec(4), hyper, 3) == smallest
+    hyper = DrQConfig(replay_memory=f"{smallest - 1}B")
+    wanted = f"replay_memory: expected at least {smallest:,} bytes, .*, found {smallest - 1:,}"
+    with pytest.raises(ConfigError, match=wanted):
+        ReplayBuffer.capacity_for(spec(4), hyper, 3)
 
 
 @pytest.mark.parametrize("num_envs", [1, 3])

@@ -47,6 +47,9 @@ class Counter(gym.Env[np.ndarray, np.ndarray]):
         return image
 
 
+DRAWS = {"render_mode": "rgb_array"}
+
+
 def pixels(**options: Any) -> gym.Env[Any, Any]:
     kwargs = {"render_mode": "rgb_array"}
     return make_env(Counter, env_kwargs=kwargs, wrappers=[{"PixelObservation": options}])
@@ -86,8 +89,22 @@ def test_grayscale_is_the_brightness() -> None:
     assert env.observation_space.contains(obs)
     for _ in range(9):
         obs = env.step(env.action_space.sample())[0]
-    # Red 0.299, green 0.587 and blue 0.114 of 80, 81, 82 and of 90, 91, 92.
+    # Shares of red, green and blue that add up to one, of 80, 81, 82 and of 90, 91, 92.
     assert brightness(obs) == [80, 90]
+
+
+@pytest.mark.parametrize(("channel", "share"), [(0, 0.2125), (1, 0.7154), (2, 0.0721)])
+def test_grayscale_weighs_the_colours_as_gymnasium_does(channel: int, share: float) -> None:
+    class OneColour(Counter):
+        def render(self) -> Any:
+            image = np.zeros((4, 4, 3), np.uint8)
+            image[..., channel] = 200
+            return image
+
+    options = {"size": 4, "frame_stack": 1, "grayscale": True}
+    env = make_env(OneColour, env_kwargs=DRAWS, wrappers=[{"PixelObservation": options}])
+    (found,) = brightness(env.reset(seed=0)[0])
+    assert found == int(200 * share)
 
 
 class Striped(Counter):
@@ -110,17 +127,22 @@ def test_a_crop_is_the_middle_of_what_is_rendered() -> None:
     assert obs[1].tolist() == [[2, 3, 4, 5]] * 4
     obs, _ = cropped(2).reset(seed=0)  # made larger
     assert (obs[1].min(), obs[1].max()) == (3, 4)
-    for wrong in (0, 7):
-        with pytest.raises(ConfigError, match=rf"crop: .* 6 x 8 pixels .* found {wrong}"):
-            cropped(wrong)
+    with pytest.raises(ConfigError, match=r"crop: .* 6 x 8 pixels .* found 7"):
+        cropped(7)
 
 
 @pytest.mark.parametrize(
     ("options", "kwargs", "message"),
     [
         ({}, {}, "found render_mode None; set env_kwargs: {render_mode: rgb_array}"),
-        ({"frame_stack": 0}, {"render_mode": "rgb_array"}, "expected at least 1 of each"),
-        ({"sizes": 3}, {"render_mode": "rgb_array"}, "unexpected keyword argument 'sizes'"),
+        ({"frame_stack": 0}, DRAWS, "frame_stack: expected a whole number from 1 on, found 0"),
+        ({"size": "84"}, DRAWS, "size: expected a whole number from 1 on, found '84'"),
+        ({"size": [84, 84]}, DRAWS, r"size: expected a whole number .*, found \[84, 84\]"),
+        ({"action_repeat": True}, DRAWS, "action_repeat: expected a whole number .*, found True"),
+        ({"crop": 0}, DRAWS, "crop: expected a whole number from 1 on, found 0"),
+        ({"crop": "a"}, DRAWS, "crop: expected a whole number from 1 on, found 'a'"),
+        ({"grayscale": "no"}, DRAWS, "grayscale: expected true or false, found 'no'"),
+        ({"sizes": 3}, DRAWS, "unexpected keyword argument 'sizes'"),
     ],
 )
 def test_what_cannot_be_shown_is_refused(

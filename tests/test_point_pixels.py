@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
 from rl_training.envs.point_pixels import PointPixels
-from rl_training.envs.registration import POINT_ID, register
-
-register()  # Gymnasium finds it by itself only where the package is installed
+from rl_training.envs.registration import POINT_ID
 
 
 def test_it_is_an_environment() -> None:
     check_env(gym.make(POINT_ID).unwrapped, skip_render_check=True)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "gym.make('rl_training.envs:PointPixels-v0')",  # Gymnasium imports what is before the colon
+        "import rl_training.envs; gym.make('PointPixels-v0')",
+        "from rl_training import DrQ; gym.make('PointPixels-v0')",
+    ],
+)
+def test_gymnasium_makes_it(code: str) -> None:
+    code = f"import gymnasium as gym; {code}"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (result.returncode, result.stderr) == (0, b"")
 
 
 def test_an_image_by_hand() -> None:

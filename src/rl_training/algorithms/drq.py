@@ -8,28 +8,29 @@ its range by clipping, and targets move at every update, half as far as there at
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from rl_training.algorithms.functional.random_shift import random_shift
+from rl_training.algorithms.functional.entropy import soft_actor_loss
 from rl_training.algorithms.functional.shapes import expect_shapes
-from rl_training.algorithms.generators import NumpyGenerator, derived_seeds
+from rl_training.algorithms.generators import derived_seeds
+from rl_training.algorithms.image_config import ShiftedImagesConfig
+from rl_training.algorithms.random_shifts import RandomShifts
 from rl_training.algorithms.sac import SAC, lowest
 from rl_training.algorithms.soft_actor_critic import CRITIC_METRICS, CriticLoss
 from rl_training.algorithms.soft_config import Auto, SoftActorCriticConfig
 from rl_training.data.metrics import Metrics
 from rl_training.data.types import Batch, EnvSpec
-from rl_training.experiment.config import HiddenSizes, LearningRate
+from rl_training.experiment.config import LearningRate
 
 
-class DrQConfig(SoftActorCriticConfig):
+class DrQConfig(ShiftedImagesConfig, SoftActorCriticConfig):
     """Hyper-parameters of DrQ."""
 
     learning_rate: LearningRate = Field(1e-3, description="step size of all optimisers")
-    hidden_sizes: HiddenSizes = Field((1024, 1024), description="layers behind the features")
     batch_size: int = Field(128, ge=1, le=1_000_000, description="transitions in one gradient step")
     policy_delay: int = Field(
         2, ge=1, le=100_000, description="updates of the critics for one of the actor"
@@ -37,10 +38,7 @@ class DrQConfig(SoftActorCriticConfig):
     alpha: Auto | Annotated[float, Field(ge=0, le=1e6)] = Field(
         0.1, description="weight of the entropy; auto learns it to reach target_entropy"
     )
-    encoder: Literal["drq", "nature"] = Field(
-        "drq", description="four small convolutions as in the paper, or the three of Mnih et al."
-    )
-    feature_size: int = Field(50, ge=1, le=65_536, description="features behind the convolutions")
+    initial_alpha: float = Field(0.1, gt=0, le=1e6, description="where alpha: auto starts")
     tied_convolutions: bool = Field(
         False,
         description="the actor sees through the critics' convolutions and trains none",
@@ -51,7 +49,6 @@ class DrQConfig(SoftActorCriticConfig):
         "feature_size",
         "tied_convolutions",
     )
-    pad: int = Field(4, ge=0, le=1000, description="how far an image is shifted at most; 0 is none")
     num_augmentations: int = Field(
         2, ge=1, le=100, description="shifts of an image that the critics learn a target from"
     )
@@ -71,17 +68,17 @@ class DrQLoss(NamedTuple):
 def drq_loss(
     q_values: Tensor, target: Tensor, policy_value: Tensor, log_prob: Tensor, alpha: float | Tensor
 ) -> DrQLoss:
-    """The losses of one update.
+    """The losses of one update, which takes them one after the other.
 
     Shapes: q_values [E, M, B], of E critics at M shifts of each image, and target [B], the mean
     over the shifts of what follows; policy_value and log_prob [B] of the actor's own actions.
     """
     expect_shapes("B, B, B", target, policy_value, log_prob)
     critic, _, numbers = critic_error(q_values, target)
-    actor = (alpha * log_prob - policy_value).mean()
-    more = torch.stack([actor, -log_prob.mean()])
+    actor, entropy = soft_actor_loss(policy_value, log_prob, alpha)
     names = (*CRITIC_METRICS, "actor_loss", "entropy")
-    return DrQLoss(critic, actor, Metrics(names, torch.cat([numbers, more]).detach()))
+    numbers = torch.cat([numbers, torch.stack([actor, entropy])])
+    return DrQLoss(critic, actor, Metrics(names, numbers.detach()))
 
 
 def critic_error(q_values: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -100,7 +97,7 @@ def critic_error(q_values: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tens
 class DrQ(SAC):
     """Data-regularised Q."""
 
-    hyper: DrQConfig  # type: ignore[assignment]
+    hyper: DrQConfig  # type: ignore[assignment] # has what SAC reads of its own
 
     def __init__(
         self,
@@ -112,15 +109,15 @@ class DrQ(SAC):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__(model, hyper, spec, seed=seed, device=device)
-        self.shifts = NumpyGenerator(derived_seeds(seed, 4)[-1])
+        self.shifts = RandomShifts(derived_seeds(seed, 4)[-1], hyper.pad, spec.obs_shape)
         self.parts["shifts"] = self.shifts
 
     def views(self, batch: Batch) -> tuple[Batch, Tensor]:
         """The images, each shifted several times, and its actions as often; the actor sees one."""
         hyper = self.hyper
-        obs = self._shifted(batch.obs, hyper.num_augmentations)
+        obs = self.shifts(batch.obs, hyper.num_augmentations)
         action = batch.action.repeat(hyper.num_augmentations, 1)
-        following = self._shifted(batch.next_obs, hyper.num_target_augmentations)
+        following = self.shifts(batch.next_obs, hyper.num_target_augmentations)
         seen = batch._replace(obs=obs, action=action, next_obs=following)
         return seen, obs[: len(batch.obs)]
 
@@ -133,10 +130,3 @@ class DrQ(SAC):
         target = batch.reward + batch.discount * value
         _, gradient, numbers = critic_error(output.reshape(len(output), -1, rows), target)
         return CriticLoss(gradient.reshape(output.shape), numbers)
-
-    def _shifted(self, images: Tensor, times: int) -> Tensor:
-        """Each image so many times, one after the other, each time shifted anew."""
-        count = times * len(images)
-        offsets = self.shifts.numpy.integers(0, 2 * self.hyper.pad + 1, (count, 2))
-        repeated = images.repeat(times, 1, 1, 1)
-        return random_shift(repeated, torch.from_numpy(offsets).to(images.device), self.hyper.pad)

@@ -16,15 +16,10 @@ from torch import Tensor, nn
 from rl_training.algorithms.base import Acting, Algorithm, UpdateResult
 from rl_training.algorithms.checks import check_encoded
 from rl_training.algorithms.drqv2_config import DrQv2Config
-from rl_training.algorithms.functional.random_shift import random_shift
 from rl_training.algorithms.functional.shapes import expect_shapes
-from rl_training.algorithms.generators import (
-    NumpyGenerator,
-    derived_seeds,
-    normal_noise,
-    uniform_noise,
-)
+from rl_training.algorithms.generators import derived_seeds, normal_noise, uniform_noise
 from rl_training.algorithms.optimization import Optimizer, TargetNetwork
+from rl_training.algorithms.random_shifts import RandomShifts
 from rl_training.data.metrics import Metrics
 from rl_training.data.types import Batch, EnvSpec, Moment, PolicyState
 from rl_training.experiment.config import scheduled_value
@@ -65,7 +60,7 @@ class DrQv2(Algorithm):
         seeds = derived_seeds(seed, 3)
         self.noise = normal_noise(seeds[0], spec.action_dim)
         self.random = uniform_noise(seeds[1], spec.action_dim)
-        self.shifts = NumpyGenerator(seeds[2])
+        self.shifts = RandomShifts(seeds[2], hyper.pad, spec.obs_shape)
         self.parts = {
             "model": self.model,
             "target": self.target,
@@ -106,9 +101,9 @@ class DrQv2(Algorithm):
         """One step of the critics and the encoder, one of the actor, and one of the targets."""
         now = self.schedules(moment)
         self.set_training(self.model, True)
-        seen = self.model.encoder(self._shifted(batch.obs))
+        seen = self.model.encoder(self.shifts(batch.obs))
         with torch.no_grad():
-            following = self.model.encoder(self._shifted(batch.next_obs))
+            following = self.model.encoder(self.shifts(batch.next_obs))
             action = self._noisy(self.model.actor(following), now["noise"])
             value = self.target.module(following, action).amin(0)[:, 0]
             target = batch.reward + batch.discount * value
@@ -139,7 +134,3 @@ class DrQv2(Algorithm):
         noise = torch.from_numpy(self.noise.step(len(mean))).to(self.device) * spread
         action = mean + noise.clip(-self.hyper.noise_clip, self.hyper.noise_clip)
         return action - action.detach() + action.detach().clip(-BOUND, BOUND)
-
-    def _shifted(self, images: Tensor) -> Tensor:
-        offsets = self.shifts.numpy.integers(0, 2 * self.hyper.pad + 1, (len(images), 2))
-        return random_shift(images, torch.from_numpy(offsets).to(images.device), self.hyper.pad)

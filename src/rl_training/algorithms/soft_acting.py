@@ -1,4 +1,4 @@
-"""How SAC, TQC and REDQ act: by a squashed Gaussian whose own randomness is the exploration."""
+"""How SAC, TQC, REDQ and DrQ act: by a squashed Gaussian, whose randomness is the exploration."""
 
 from __future__ import annotations
 

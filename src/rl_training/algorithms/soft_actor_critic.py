@@ -1,4 +1,4 @@
-"""What SAC, TQC and REDQ share: a squashed-Gaussian actor, critics, and a temperature.
+"""What SAC, TQC, REDQ and DrQ share: a squashed-Gaussian actor, critics, and a temperature.
 
 An update is one step of the critics towards `reward + discount * (value - alpha * log_prob)`, with
 a fresh action in the next state and the target critics' value of it; every `policy_delay` updates a
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.base import UpdateResult
 from rl_training.algorithms.checks import check_actor_and_critics
+from rl_training.algorithms.functional.entropy import soft_actor_loss
 from rl_training.algorithms.functional.squashed_gaussian import squashed_gradient, squashed_sample
 from rl_training.algorithms.generators import derived_seeds, normal_noise, uniform_noise
 from rl_training.algorithms.gradients import action_vjp_of, vjp_of, writes_out_its_gradient
@@ -71,7 +72,7 @@ class SoftActorCritic(SoftActing):
         self.target = TargetNetwork(self.critics, self.critic_optimizer, tau=hyper.tau)
         if getattr(hyper, "dropout", 0):
             self.target.module.train()  # the targets drop units too (Hiraoka et al., 2022)
-        self.temperature = Temperature(hyper.alpha, hyper.entropy_for(spec), self.device)
+        self.temperature = Temperature(hyper, hyper.entropy_for(spec), self.device)
         self.actor_vjp, self.critic_vjp = vjp_of(self.actor), vjp_of(self.critics)
         self.action_vjp = action_vjp_of(self.critics)
         self.use_arrays(self.model)
@@ -166,6 +167,5 @@ class SoftActorCritic(SoftActing):
         xp, share = namespace(value), 1 / len(value)
         by_log_prob = xp.full_like(value, share) * alpha
         pull_back(squashed_gradient(policy, to_action(slope * -share), by_log_prob))
-        entropy = -policy.log_prob.mean()
-        numbers = [-alpha * entropy - value.mean(), entropy, xp.ones_like(entropy) * alpha]
-        return constant(xp.stack(numbers)), policy.log_prob
+        loss, entropy = soft_actor_loss(value, policy.log_prob, alpha)
+        return constant(xp.stack([loss, entropy, xp.ones_like(entropy) * alpha])), policy.log_prob

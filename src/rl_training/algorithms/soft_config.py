@@ -1,4 +1,4 @@
-"""Hyper-parameters that SAC, TQC and REDQ share."""
+"""Hyper-parameters that SAC, TQC, REDQ and DrQ share."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class SoftActorCriticConfig(TransitionHyperParameters):
     alpha: Auto | Annotated[float, Field(ge=0, le=1e6)] = Field(
         "auto", description="weight of the entropy; auto learns it to reach target_entropy"
     )
+    initial_alpha: float = Field(1.0, gt=0, le=1e6, description="where alpha: auto starts")
     target_entropy: Auto | Annotated[float, Field(ge=-1e6, le=1e6)] = Field(
         "auto", description="entropy to keep; auto is minus the number of action dimensions"
     )
@@ -50,25 +51,16 @@ class SoftActorCriticConfig(TransitionHyperParameters):
     """Whether networks start as Glorot & Bengio (2010) have it, and not as PyTorch does."""
 
     shaping: ClassVar[tuple[str, ...]] = ("critic_hidden_sizes",)
-    """Options that shape the default network and would not shape another."""
 
     @model_validator(mode="after")
-    def _options_shape_the_default_network(self) -> Self:
+    def _what_is_said_of_a_learned_alpha_is_for_one(self) -> Self:
         defaults = type(self).model_fields
-        found = [name for name in self.shaping if getattr(self, name) != defaults[name].default]
+        names = ("initial_alpha", "target_entropy")
+        found = [name for name in names if getattr(self, name) != defaults[name].default]
         check(
-            self.network is None or not found,
-            f"{', '.join(found)} would shape the default network; leave it out with a network of "
-            "your own",
-        )
-        return self
-
-    @model_validator(mode="after")
-    def _the_entropy_is_kept_by_a_learned_alpha(self) -> Self:
-        check(
-            self.alpha == "auto" or self.target_entropy == "auto",
-            f"target_entropy has no effect beside a fixed alpha, {self.alpha}; leave one of them "
-            "out",
+            self.alpha == "auto" or not found,
+            f"{' and '.join(found)} would have no effect beside a fixed alpha, {self.alpha}; leave "
+            "one of them out",
         )
         return self
 

@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import math
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.optimization import Optimizer
+from rl_training.algorithms.soft_config import SoftActorCriticConfig
 from rl_training.data.arrays import Array
 
 
 class LogAlpha(nn.Module):
     """The learned number."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: float) -> None:
         super().__init__()
-        self.value = nn.Parameter(torch.zeros(()))
+        self.value = nn.Parameter(torch.tensor(math.log(start)))
 
 
 class Temperature:
     """`alpha`, the weight of the entropy.
 
-    "auto" starts at 1 and descends the mean of -log(alpha) * (log_prob + target_entropy): alpha
-    grows while the policy's entropy is below the target.
+    "auto" starts at `initial_alpha` and descends the mean of
+    -log(alpha) * (log_prob + target_entropy): alpha grows while the policy's entropy is below the
+    target.
     """
 
     def __init__(
-        self, alpha: float | Literal["auto"], target_entropy: float, device: torch.device
+        self, hyper: SoftActorCriticConfig, target_entropy: float, device: torch.device
     ) -> None:
-        self._fixed = None if alpha == "auto" else float(alpha)
+        self._fixed = None if hyper.alpha == "auto" else float(hyper.alpha)
         self._target = target_entropy
-        log_alpha = LogAlpha().to(device)
+        log_alpha = LogAlpha(hyper.initial_alpha).to(device)
         self._optimizer = Optimizer(log_alpha)
         self._value = log_alpha.value.detach()
 

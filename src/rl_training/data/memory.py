@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rl_training.errors import ReplayTooLarge
+from rl_training.errors import ConfigError, ReplayTooLarge
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -26,6 +26,15 @@ def refuse_if_too_large(needed: int, transitions: int) -> None:
             f"{format_bytes(available)} are available. Set algo_kwargs.buffer_size to at most "
             f"{fitting:,}, or algo_kwargs.replay_memory to a size such as "
             f"'{_four_fifths(available)}'."
+        )
+
+
+def refuse_if_too_small(given: int, smallest: int, what: str) -> None:
+    """Raise ConfigError if a replay memory of `given` bytes has no room for `what`."""
+    if given < smallest:
+        raise ConfigError(
+            f"algo_kwargs.replay_memory: expected at least {smallest:,} bytes, room for {what}, "
+            f"found {given:,}"
         )
 
 

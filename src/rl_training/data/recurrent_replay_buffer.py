@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from typing_extensions import Self
 
-from rl_training.data.memory import refuse_if_too_large
+from rl_training.data.memory import refuse_if_too_large, refuse_if_too_small
 from rl_training.data.types import EnvSpec, Moment, SequenceBatch, Transitions
 from rl_training.errors import CheckpointError, ConfigError, UsageError
 from rl_training.experiment.config import DEFAULT_BUFFER_SIZE, parse_memory
@@ -113,8 +113,9 @@ class RecurrentReplayBuffer:
         """Transitions the hyper-parameters ask for, whichever way they say it."""
         if hyper.replay_memory is None:
             return int(hyper.buffer_size or DEFAULT_BUFFER_SIZE)
-        chunks = parse_memory(hyper.replay_memory) // bytes_per_chunk(spec, hyper)
-        return max(1, chunks) * int(hyper.sequence_length)
+        given, chunk = parse_memory(hyper.replay_memory), bytes_per_chunk(spec, hyper)
+        refuse_if_too_small(given, chunk, "a sequence")
+        return given // chunk * int(hyper.sequence_length)
 
     @classmethod
     def needed_bytes(cls, spec: EnvSpec, hyper: Any, num_envs: int) -> int:

@@ -18,15 +18,12 @@ from typing_extensions import Self
 
 from rl_training.data.arrays import Array
 from rl_training.data.batch_memory import BatchMemory
-from rl_training.data.memory import refuse_if_too_large
+from rl_training.data.memory import refuse_if_too_large, refuse_if_too_small
 from rl_training.data.observation_store import ObservationStore
 from rl_training.data.types import Batch, EnvSpec, Moment, Transitions
 from rl_training.errors import CheckpointError, UsageError
-from rl_training.experiment.config import (
-    DEFAULT_BUFFER_SIZE,
-    TransitionHyperParameters,
-    parse_memory,
-)
+from rl_training.experiment.config import DEFAULT_BUFFER_SIZE, TransitionHyperParameters
+from rl_training.experiment.config_types import parse_memory
 
 _STORES = ("obs", "action", "reward", "discount", "valid")
 
@@ -103,8 +100,9 @@ class ReplayBuffer:
         """Transitions the hyper-parameters ask for, whichever way they say it."""
         if hyper.replay_memory is None:
             return int(hyper.buffer_size or DEFAULT_BUFFER_SIZE)
-        rows = parse_memory(hyper.replay_memory) // cls.bytes_per_row(spec) // num_envs
-        return max(1, rows - spec.frames) * num_envs
+        given, smallest = parse_memory(hyper.replay_memory), cls.predicted_bytes(spec, 1, num_envs)
+        refuse_if_too_small(given, smallest, "a transition of each environment")
+        return (given // cls.bytes_per_row(spec) // num_envs - spec.frames) * num_envs
 
     @classmethod
     def needed_bytes(cls, spec: EnvSpec, hyper: Any, num_envs: int) -> int:

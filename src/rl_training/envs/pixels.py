@@ -48,10 +48,14 @@ class PixelObservation(gym.ObservationWrapper[np.ndarray, Any, np.ndarray]):
             )
         if importlib.util.find_spec("cv2") is None:
             raise MissingExtra("PixelObservation needs OpenCV: pip install 'rl-training[pixels]'")
-        if min(size, frame_stack, action_repeat) < 1:
-            raise ValueError(
-                f"expected at least 1 of each, found {size=}, {frame_stack=}, {action_repeat=}"
-            )
+        counts = {"size": size, "frame_stack": frame_stack, "action_repeat": action_repeat}
+        if crop is not None:
+            counts["crop"] = crop
+        for name, count in counts.items():
+            if type(count) is not int or count < 1:
+                raise ValueError(f"{name}: expected a whole number from 1 on, found {count!r}")
+        if type(grayscale) is not bool:
+            raise ValueError(f"grayscale: expected true or false, found {grayscale!r}")
         if action_repeat > 1:
             env = RepeatAction(env, action_repeat)
         env.reset(seed=0)  # a camera may stand where the first image finds things
@@ -79,10 +83,10 @@ class Middle(gym.ObservationWrapper[np.ndarray, Any, np.ndarray]):
     def __init__(self, env: gym.Env[Any, Any], side: int) -> None:
         super().__init__(env)
         height, width, channels = env.observation_space.shape or ()
-        if not 1 <= side <= min(height, width):
+        if side > min(height, width):
             raise ValueError(
-                f"crop: expected at least 1 and at most the {height} x {width} pixels that are "
-                f"rendered, found {side}"
+                f"crop: expected at most the {height} x {width} pixels that are rendered, found "
+                f"{side}"
             )
         self._side, self._corner = side, ((height - side) // 2, (width - side) // 2)
         self.observation_space = Box(0, 255, (side, side, channels), np.uint8)

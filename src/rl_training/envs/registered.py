@@ -13,7 +13,6 @@ import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
 from rl_training.envs.imports import import_module
-from rl_training.envs.registration import register
 from rl_training.errors import ConfigError, EnvError, MissingExtra, RLTrainingError
 
 _EXTRAS = {"gymnasium.envs.box2d": "box2d", "gymnasium.envs.mujoco": "mujoco"}
@@ -21,8 +20,6 @@ _MODULES = {"popgym": "popgym", "ale_py": "atari", "shimmy": "dmc"}  # register 
 _NAMESPACES = {"ALE": "ale_py", "dm_control": "shimmy"}  # which of them an id's prefix means
 
 _T = TypeVar("_T")
-
-register()  # where the package was not installed, Gymnasium does not know of it
 
 
 def registering_module(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What Gymnasium is told of the package's own environments, when it looks for plugins."""
+"""What Gymnasium is told of the package's own environments."""
 
 from __future__ import annotations
 

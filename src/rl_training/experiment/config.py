@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 from typing_extensions import Self
@@ -85,6 +85,19 @@ class HyperParameters(ConfigModel):
     gamma: float = Field(0.99, ge=0, le=1, description="discount of rewards per step")
     network: Network = Field(None, description="the user's own network in place of the default")
     hidden_sizes: HiddenSizes = Field((256, 256), description="width of each hidden layer")
+    shaping: ClassVar[tuple[str, ...]] = ()
+    """Options that shape the default network and would not shape another."""
+
+    @model_validator(mode="after")
+    def _options_shape_the_default_network(self) -> Self:
+        defaults = type(self).model_fields
+        found = [name for name in self.shaping if getattr(self, name) != defaults[name].default]
+        check(
+            self.network is None or not found,
+            f"{', '.join(found)} would shape the default network; leave it out with a network of "
+            "your own",
+        )
+        return self
 
 
 class OffPolicyHyperParameters(HyperParameters):

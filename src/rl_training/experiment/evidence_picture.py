@@ -98,8 +98,8 @@ def _draw_middle(axes: Axes, steps: list[int], rows: list[list[float]]) -> None:
     if len(rows[0]) > 1:
         low, high = zip(*(bootstrap_interval(row) for row in rows), strict=True)
         width = 0 if len(steps) > 1 else 8  # of the edge, all there is of a single step
-        look = {"color": _OURS, "alpha": 0.15, "linewidth": width}
-        axes.fill_between(steps, low, high, **look, label="95 % interval")
+        band = axes.fill_between(steps, low, high, color=_OURS, alpha=0.15, linewidth=width)
+        band.set_label("95 % interval")
         label = f"interquartile mean of {len(rows[0])} seeds"
     middle = [interquartile_mean(row) for row in rows]
     axes.plot(steps, middle, "o-", color=_OURS, lw=2.2, ms=4, clip_on=False, label=label)

@@ -52,7 +52,7 @@ def _advice(what: str, kinds: tuple[str, str], taken: frozenset[str]) -> str:
         if kinds[0] in spec.observations and kinds[1] in spec.actions
     ]
     advice = f"Algorithms that would work: {', '.join(fitting)}." if fitting else ""
-    if what == "observations" and kinds[0] == "other image":
+    if what == "observations" and kinds[0] == "other image" and "image" in taken:
         return (
             "Images have to be bytes (uint8) with their channels first, (channels, height, width), "
             "and have fewer channels than rows and columns. In Python Gymnasium's "

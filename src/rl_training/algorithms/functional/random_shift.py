@@ -18,7 +18,7 @@ def random_shift(images: Tensor, offsets: Tensor, pad: int) -> Tensor:
     `pad` leaves it where it was. All channels of an image move together, and so do the images that
     are stacked in them.
     """
-    expect_shapes("B C H W, B T", images, offsets)
+    expect_shapes("B C H W, B 2", images, offsets)
     if not pad:
         return images
     if images.device.type == "cpu":  # copies of whole rows, many times as fast as an index

@@ -9,7 +9,10 @@ from torch import Tensor
 
 
 def expect_shapes(pattern: str, *tensors: Tensor) -> None:
-    """Check ranks and that equal letters mean equal sizes, e.g. `expect_shapes("B A, B", q, r)`."""
+    """Check ranks and that equal letters mean equal sizes, e.g. `expect_shapes("B A, B", q, r)`.
+
+    A number stands for itself.
+    """
     if not torch.compiler.is_compiling():
         _check(pattern, tuple([tensor.shape for tensor in tensors]))
 
@@ -22,7 +25,7 @@ def _check(pattern: str, shapes: tuple[torch.Size, ...]) -> None:
         if len(letters) != len(shape):
             raise ValueError(f"argument {position}: expected [{names.strip()}], found {(*shape,)}")
         for letter, size in zip(letters, shape, strict=True):
-            if sizes.setdefault(letter, size) != size:
+            if sizes.setdefault(letter, int(letter) if letter.isdigit() else size) != size:
                 raise ValueError(
                     f"argument {position}: expected [{names.strip()}] with {letter} = "
                     f"{sizes[letter]}, found {(*shape,)}"

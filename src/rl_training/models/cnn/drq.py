@@ -39,8 +39,9 @@ class PixelActor(nn.Module):
         self._borrowed = [convolutions] if tied else []
         self.convolutions = None if tied else convolutions
         if tied:  # yet an actor that is saved on its own is whole
-            self.register_state_dict_post_hook(_save_borrowed)  # type: ignore[no-untyped-call]
-            self.register_load_state_dict_pre_hook(_load_borrowed)  # type: ignore[no-untyped-call]
+            hooks: Any = self  # torch has no types for them
+            hooks.register_state_dict_post_hook(_save_borrowed)
+            hooks.register_load_state_dict_pre_hook(_load_borrowed)
         self.features = NormalizedFeatures(convolutions.size, features)
         self.layers = MLP((features, *hidden_sizes, 2 * action_dim))
 
@@ -112,3 +113,8 @@ class CNNDrQModel(nn.Module):
         model = cls(actor, critics)
         init_orthogonal(model)
         return model
+
+    def q_values(self, images: Tensor, action: Tensor) -> Tensor:
+        """What each critic expects of actions (batch, action_dim): (batch, num_critics)."""
+        values: Tensor = self.critics(images, action)[:, :, 0].T
+        return values

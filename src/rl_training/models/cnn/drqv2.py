@@ -74,3 +74,8 @@ class CNNDrQv2Model(nn.Module):
         model = cls(encoder, FeatureActor(*sizes, **shape), critics)
         init_orthogonal(model)
         return model
+
+    def q_values(self, images: Tensor, action: Tensor) -> Tensor:
+        """What each critic expects of actions (batch, action_dim): (batch, num_critics)."""
+        values: Tensor = self.critics(self.encoder(images), action)[:, :, 0].T
+        return values
