@@ -19,8 +19,8 @@ class RandomShifts(NumpyGenerator):
         super().__init__(seed)
         if pad >= min(shape[1:]):
             raise ConfigError(
-                f"pad: expected less than the {shape[1]} x {shape[2]} pixels of an image, found "
-                f"{pad}: nothing would be left of it"
+                f"algo_kwargs.pad: expected less than the {shape[1]} x {shape[2]} pixels of an "
+                f"image, found {pad}: nothing would be left of it"
             )
         self._pad = pad
 
