@@ -54,14 +54,19 @@ def test_bytes_are_scaled_to_one(offset: float) -> None:
         assert found == pytest.approx(1 + offset + expected, abs=1e-6)
 
 
-def test_the_sizes_of_drqs_networks_are_as_asked() -> None:
-    images = EnvSpec(
+def seen_in(side: int) -> EnvSpec:
+    """An environment of images that takes two numbers."""
+    return EnvSpec(
         env_id="toy",
-        obs_shape=(3, 36, 36),
+        obs_shape=(3, side, side),
         obs_dtype="uint8",
         action_kind="continuous",
         action_dim=2,
     )
+
+
+def test_the_sizes_of_drqs_networks_are_as_asked() -> None:
+    images = seen_in(36)
     options = {"hidden_sizes": (8,), "feature_size": 7, "num_critics": 3, "encoder": "nature"}
     model = CNNDrQModel.build(images, DrQConfig(critic_hidden_sizes=(5, 6), **options))
     actor, critics = model.actor, model.critics
@@ -83,14 +88,7 @@ def test_the_sizes_of_drqs_networks_are_as_asked() -> None:
     ("model", "config"), [(CNNDrQModel, DrQConfig), (CNNDrQv2Model, DrQv2Config)]
 )
 def test_values_have_a_column_for_each_critic(model: Any, config: Any) -> None:
-    spec = EnvSpec(
-        env_id="toy",
-        obs_shape=(3, 20, 20),
-        obs_dtype="uint8",
-        action_kind="continuous",
-        action_dim=2,
-    )
-    network = model.build(spec, config(hidden_sizes=(8,), num_critics=3))
+    network = model.build(seen_in(20), config(hidden_sizes=(8,), num_critics=3))
     images = torch.randint(0, 256, (5, 3, 20, 20), dtype=torch.uint8)
     action = torch.rand(5, 2)
     seen = images if model is CNNDrQModel else network.encoder(images)
