@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ FRAME, STACK = (3, 84, 84), 3
 SHAPE = (STACK * FRAME[0], *FRAME[1:])
 EPISODE = 250  # steps until a time limit
 BATCH = 128
+PACKAGES = {"ours": "rl-training", "sb3": "stable-baselines3"}
 
 
 def resident_bytes() -> int:
@@ -82,7 +84,7 @@ def sb3(capacity: int) -> tuple[Any, Callable[[int], None], Callable[[], Any]]:
     return buffer, fill, lambda: buffer.sample(BATCH)
 
 
-def measure(library: str, transitions: int, seconds: float) -> dict[str, float]:
+def measure(library: str, transitions: int, seconds: float) -> dict[str, Any]:
     """Frames of memory per transition, and transitions sampled per second."""
     import torch
 
@@ -101,7 +103,12 @@ def measure(library: str, transitions: int, seconds: float) -> dict[str, float]:
     rate = count / (time.perf_counter() - start)
     held = len(buffer) if library == "ours" else buffer.size()
     frame = int(np.prod(FRAME))
-    return {"bytes": taken, "frames": taken / held / frame, "sampled_per_s": rate}
+    return {
+        "version": version(PACKAGES[library]),
+        "bytes": taken,
+        "frames": taken / held / frame,
+        "sampled_per_s": rate,
+    }
 
 
 if __name__ == "__main__":

@@ -214,7 +214,8 @@ def replay_table(results: Results) -> str:
         size, frames = (max(each[key] for each in found) for key in ("bytes", "frames"))
         rates[name] = [each["sampled_per_s"] for each in found]
         shown = _with_spread(rates[name], ",.0f")
-        rows.append([LIBRARIES[name].title, f"{size / 1e9:.2f} GB", f"{frames:.2f}", shown])
+        title = f"{LIBRARIES[name].title} {found[0]['version']}"
+        rows.append([title, f"{size / 1e9:.2f} GB", f"{frames:.2f}", shown])
     header = ["", "resident memory", "images per transition", "transitions sampled per second"]
     ratios = [a / b for a, b in zip(rates["ours"], rates["sb3"], strict=True)]
     text = (
@@ -222,7 +223,8 @@ def replay_table(results: Results) -> str:
         f"transitions; medians of {len(rounds)} interleaved rounds with the lowest and the highest "
         f"(of memory the highest), with `{results['command']}` on "
         f"{results['machine']['cpu']}, {results['date'][:10]}, commit "
-        f"`{results.get('git_commit', 'unknown')[:10]}`."
+        f"`{results.get('git_commit', 'unknown')[:10]}`, load average before it "
+        f"{results['load_average']:.1f}."
     )
     return "\n".join([*markdown(header, rows), "", text])
 

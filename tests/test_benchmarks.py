@@ -671,9 +671,9 @@ def test_replay_is_measured_in_turns(
     asked = []
     rates = iter([300.0, 100.0, 200.0, 100.0, 120.0, 200.0])
 
-    def run_json(_: Path, module: str, wanted: dict[str, Any]) -> dict[str, float]:
+    def run_json(_: Path, module: str, wanted: dict[str, Any]) -> dict[str, Any]:
         asked.append((module, wanted["library"], wanted["transitions"]))
-        return {"bytes": 2.5e9, "frames": 1.02, "sampled_per_s": next(rates)}
+        return {"version": "1.5", "bytes": 2.5e9, "frames": 1.02, "sampled_per_s": next(rates)}
 
     monkeypatch.setattr(commands, "run_json", run_json)
     monkeypatch.setattr(commands, "prepare", lambda core: core)
@@ -681,7 +681,7 @@ def test_replay_is_measured_in_turns(
     assert commands.main(["replay", "--transitions", "70", "--output", str(tmp_path)]) == 0
     assert asked == [("benchmarks.replay_memory", name, 70) for name in ("ours", "sb3")] * 3
     printed = capsys.readouterr().out
-    assert "| 2.50 GB | 1.02 | 200 (120 to 300) |" in printed
+    assert "| rl_training 1.5 | 2.50 GB | 1.02 | 200 (120 to 300) |" in printed
     assert "Ours samples 2.0 (0.6 to 3.0) times as fast. 70 transitions; medians of 3" in printed
     saved = json.loads((tmp_path / "replay-latest.json").read_text())
     assert [row["ours"]["sampled_per_s"] for row in saved["rounds"]] == [300, 200, 120]

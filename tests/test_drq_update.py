@@ -12,12 +12,14 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from rl_training.algorithms.drq import DrQ, DrQConfig, critic_error, drq_loss
+from rl_training.algorithms.drqv2_config import DrQv2Config
+from rl_training.algorithms.functional.entropy import soft_actor_loss
 from rl_training.algorithms.functional.random_shift import random_shift
 from rl_training.algorithms.functional.squashed_gaussian import squashed_sample
 from rl_training.algorithms.sac import SAC, SACConfig
 from rl_training.data.types import Batch, EnvSpec, Moment
 from rl_training.errors import ConfigError
-from rl_training.experiment.config import check_hyper_parameters
+from rl_training.experiment.config import HyperParameters, check_hyper_parameters
 from rl_training.models.cnn.drq import CNNDrQModel
 
 SPEC = EnvSpec(
@@ -182,8 +184,36 @@ def test_a_learned_temperature_starts_where_the_paper_starts_it() -> None:
     assert float(agent.update(batch, LEARNING).metrics["alpha"]) == pytest.approx(0.1)
     agent = make(alpha="auto", initial_alpha=0.7)
     assert float(agent.update(batch, LEARNING).metrics["alpha"]) == pytest.approx(0.7)
-    with pytest.raises(ConfigError, match="initial_alpha would have no effect beside a fix"):
-        check_hyper_parameters(DrQConfig, {"alpha": 0.2, "initial_alpha": 0.7})
+    for fixed in ({}, {"alpha": 0.2}):  # as it is by default
+        with pytest.raises(ConfigError, match=r"initial_alpha would have no .* set alpha: auto"):
+            check_hyper_parameters(DrQConfig, {"initial_alpha": 0.7, **fixed})
+
+
+@pytest.mark.parametrize(
+    ("config", "option", "value"),
+    [
+        (DrQConfig, "encoder", "nature"),
+        (DrQConfig, "feature_size", 7),
+        (DrQConfig, "critic_hidden_sizes", (8,)),
+        (DrQConfig, "tied_convolutions", True),
+        (DrQv2Config, "encoder", "nature"),
+        (DrQv2Config, "feature_size", 7),
+    ],
+)
+def test_what_shapes_the_default_network_is_refused_beside_another(
+    config: type[HyperParameters], option: str, value: Any
+) -> None:
+    check_hyper_parameters(config, {option: value})
+    with pytest.raises(ConfigError, match=f"{option} would shape the default network"):
+        check_hyper_parameters(config, {option: value, "network": "a:b"})
+
+
+def test_the_actors_loss_by_hand() -> None:
+    value, log_prob = torch.tensor([5.0, 3.0]), torch.tensor([-1.0, 3.0])
+    loss, entropy = soft_actor_loss(value, log_prob, 0.5)
+    assert (float(loss), float(entropy)) == (-3.5, -1.0)  # rows -0.5 - 5 and 1.5 - 3
+    with pytest.raises(ValueError, match="expected"):
+        soft_actor_loss(value[:, None], log_prob, 0.5)
 
 
 def test_shifts_that_leave_nothing_of_an_image_are_refused() -> None:

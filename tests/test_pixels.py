@@ -265,6 +265,11 @@ def test_gymnasiums_stacks_are_counted_too() -> None:
     assert stacked_frames(env) == 4
     assert stacked_frames(RepeatAction(env, 2)) == 1
 
+    class Stacks(gym.Wrapper[Any, Any, Any, Any]):
+        stacked_frames = 2
+
+    assert stacked_frames(gym.wrappers.TimeLimit(Stacks(Counter()), 5)) == 2
+
 
 class GreyEnv(Counter):
     """Shows images without colours."""

@@ -62,5 +62,7 @@ def test_without_padding_nothing_moves() -> None:
 
 
 def test_offsets_for_another_number_of_images_are_refused() -> None:
-    with pytest.raises(ValueError, match="expected"):
+    with pytest.raises(ValueError, match=r"expected \[B 2\] with B = 3, found \(2, 2\)"):
         random_shift(images(3, 3, 8, 8), torch.zeros(2, 2, dtype=torch.long), 4)
+    with pytest.raises(ValueError, match=r"expected \[B 2\], found \(3, 3\)"):
+        random_shift(images(3, 3, 8, 8), torch.zeros(3, 3, dtype=torch.long), 4)

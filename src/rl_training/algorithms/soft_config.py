@@ -60,7 +60,7 @@ class SoftActorCriticConfig(TransitionHyperParameters):
         check(
             self.alpha == "auto" or not found,
             f"{' and '.join(found)} would have no effect beside a fixed alpha, {self.alpha}; leave "
-            "one of them out",
+            "it out or set alpha: auto",
         )
         return self
 

@@ -52,7 +52,7 @@ class PixelObservation(gym.ObservationWrapper[np.ndarray, Any, np.ndarray]):
         if crop is not None:
             counts["crop"] = crop
         for name, count in counts.items():
-            if type(count) is not int or count < 1:
+            if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
                 raise ValueError(f"{name}: expected a whole number from 1 on, found {count!r}")
         if type(grayscale) is not bool:
             raise ValueError(f"grayscale: expected true or false, found {grayscale!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import getattr_static
 from typing import Any
 
 import gymnasium as gym
@@ -18,8 +19,9 @@ def frames_of(env: gym.Env[Any, Any]) -> int:
     while isinstance(layer, gym.Wrapper):
         if isinstance(layer, (RepeatAction, MaxAndSkipObservation)):
             return 1
-        if "stacked_frames" in vars(layer):
-            return int(vars(layer)["stacked_frames"])
+        # Its own or its class's, not what it may pass on of the environment inside.
+        if getattr_static(layer, "stacked_frames", None) is not None:
+            return int(layer.stacked_frames)  # type: ignore[attr-defined] # as was just seen
         if isinstance(layer, FrameStackObservation):
             plain = layer.observation_space.shape == shape and len(shape or ()) == 3
             return layer.stack_size if plain else 1

@@ -26,7 +26,7 @@ def _check(pattern: str, shapes: tuple[torch.Size, ...]) -> None:
             raise ValueError(f"argument {position}: expected [{names.strip()}], found {(*shape,)}")
         for letter, size in zip(letters, shape, strict=True):
             if sizes.setdefault(letter, int(letter) if letter.isdigit() else size) != size:
+                known = "" if letter.isdigit() else f" with {letter} = {sizes[letter]}"
                 raise ValueError(
-                    f"argument {position}: expected [{names.strip()}] with {letter} = "
-                    f"{sizes[letter]}, found {(*shape,)}"
+                    f"argument {position}: expected [{names.strip()}]{known}, found {(*shape,)}"
                 )
