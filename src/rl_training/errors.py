@@ -13,6 +13,11 @@ RLTrainingError
 └── SaveError               something could not be written (exit code 3)
 """
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
 
 class RLTrainingError(Exception):
     """Base of every error raised on purpose by this package."""
@@ -62,3 +67,23 @@ class SaveError(RLTrainingError):
     """Something could not be written to disk."""
 
     exit_code = 3
+
+
+def nearest(word: str, words: Iterable[str], *, count: int = 1) -> list[str]:
+    """The most similar of the words, capitals aside, best first; empty if none is close."""
+    by_lower = {candidate.lower(): candidate for candidate in words}
+    # Comparing takes quadratic time, and no name here has 200 characters.
+    close = difflib.get_close_matches(word.lower()[:200], by_lower, n=count)
+    return [by_lower[candidate] for candidate in close]
+
+
+def did_you_mean(word: str, words: Iterable[str], *, count: int = 1) -> str:
+    """The end of a message about an unknown word, `; did you mean 'a' or 'b'?`, or nothing."""
+    close = [repr(candidate) for candidate in nearest(word, words, count=count)]
+    return f"; did you mean {alternatives(close)}?" if close else ""
+
+
+def alternatives(words: Iterable[str]) -> str:
+    """The words as a choice: `a, b or c`."""
+    *others, last = words
+    return f"{', '.join(others)} or {last}" if others else last

@@ -1,31 +1,5 @@
 """The managed classes: `from rl_training.api import DQN`."""
 
-from rl_training.api.algorithms import (
-    C51,
-    DQN,
-    DRQN,
-    PPO,
-    QRDQN,
-    REDQ,
-    SAC,
-    TQC,
-    DrQ,
-    DrQv2,
-    RecurrentPPO,
-)
-from rl_training.api.managed import ManagedAlgorithm
+from rl_training.exports import lazy
 
-__all__ = [
-    "C51",
-    "DQN",
-    "DRQN",
-    "PPO",
-    "QRDQN",
-    "REDQ",
-    "SAC",
-    "TQC",
-    "DrQ",
-    "DrQv2",
-    "ManagedAlgorithm",
-    "RecurrentPPO",
-]
+__all__, __getattr__, __dir__ = lazy(__name__)

@@ -1,5 +1,8 @@
-"""Environments; importing this tells Gymnasium of the package's own (`rl_training.envs:ID`)."""
+"""Environments; importing this registers `PointPixels-v0` with Gymnasium."""
 
-from rl_training.envs.registration import register
+from rl_training.envs.point_pixels import register
+from rl_training.exports import lazy
+
+__all__, __getattr__, __dir__ = lazy(__name__)
 
 register()

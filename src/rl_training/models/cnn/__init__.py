@@ -1,1 +1,5 @@
-"""Models that see images."""
+"""Networks of images: `from rl_training.models.cnn import NatureCNN`."""
+
+from rl_training.exports import lazy
+
+__all__, __getattr__, __dir__ = lazy(__name__)

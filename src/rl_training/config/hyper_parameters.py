@@ -1,0 +1,105 @@
+"""The hyper-parameters that families of algorithms share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar, Literal
+
+from pydantic import Field, model_validator
+from typing_extensions import Self
+
+from rl_training.config.base import ConfigModel, check
+from rl_training.config.schedule import LearningRate
+from rl_training.config.types import HiddenSizes, Interval, Memory, Network
+
+DEFAULT_BUFFER_SIZE = 100_000
+"""Transitions kept when neither `buffer_size` nor `replay_memory` is given."""
+
+
+class HyperParameters(ConfigModel):
+    """The base of every algorithm's hyper-parameters."""
+
+    learning_rate: LearningRate = Field(1e-3, description="step size of the optimiser")
+    gamma: float = Field(0.99, ge=0, le=1, description="discount of rewards per step")
+    network: Network = Field(None, description="a custom network in place of the default one")
+    hidden_sizes: HiddenSizes = Field((256, 256), description="width of each hidden layer")
+    batch_size: int = Field(64, ge=1, le=1_000_000, description="transitions in one gradient step")
+    shaping: ClassVar[tuple[str, ...]] = ()
+    """Options of the default network, which a custom one would ignore."""
+
+    @property
+    def state_sizes(self) -> tuple[int, ...]:
+        """Sizes of the parts of the policy state; a feed-forward policy has none."""
+        return ()
+
+    def _changed(self, names: Iterable[str]) -> list[str]:
+        """Those of the fields whose values are not their defaults."""
+        fields = type(self).model_fields
+        return [name for name in names if getattr(self, name) != fields[name].default]
+
+    @model_validator(mode="after")
+    def _check_shaping(self) -> Self:
+        ignored = self._changed(self.shaping)
+        check(
+            self.network is None or not ignored,
+            f"{', '.join(ignored)} would shape the default network; leave it out with a custom "
+            "network",
+        )
+        return self
+
+
+class OffPolicyHyperParameters(HyperParameters):
+    """Hyper-parameters of every algorithm that learns from replay."""
+
+    buffer_size: int | None = Field(
+        None, ge=1, le=10**10, description="transitions; 100000 unless replay_memory is given"
+    )
+    replay_memory: Memory = Field(
+        None, description="size of the replay buffer in bytes, in place of buffer_size"
+    )
+    replay_ratio: float = Field(
+        1.0, gt=0, le=1000, description="gradient steps per environment transition"
+    )
+    learning_starts: Interval = Field(
+        1_000, description="environment transitions of random play before the first update"
+    )
+    reward_scale: float = Field(
+        1.0, gt=0, le=1e6, description="factor of the rewards learned from, not of those reported"
+    )
+
+    @model_validator(mode="after")
+    def _check_buffer_size(self) -> Self:
+        both = self.buffer_size is not None and self.replay_memory is not None
+        check(not both, "give buffer_size or replay_memory, not both")
+        return self
+
+
+class TransitionHyperParameters(OffPolicyHyperParameters):
+    """Hyper-parameters of every algorithm that replays single transitions."""
+
+    n_step: int = Field(1, ge=1, le=1000, description="rewards summed before bootstrapping")
+
+
+class OnPolicyHyperParameters(HyperParameters):
+    """Hyper-parameters of every algorithm that learns from its latest rollout."""
+
+    num_steps: int = Field(
+        128, ge=1, le=1_000_000, description="steps of each environment between two updates"
+    )
+    batch_size: int = Field(
+        256, ge=2, le=100_000_000, description="transitions in one gradient step"
+    )
+    epochs: int = Field(4, ge=1, le=1000, description="passes over each rollout")
+    gae_lambda: float = Field(0.95, ge=0, le=1, description="trace of the advantage estimate")
+
+
+class RecurrentConfig(HyperParameters):
+    """Hyper-parameters of every recurrent policy."""
+
+    core: Literal["lstm", "gru"] = Field("lstm", description="the recurrent layer")
+    core_size: int = Field(128, ge=1, le=65_536, description="width of the recurrent layer")
+
+    @property
+    def state_sizes(self) -> tuple[int, ...]:
+        """Sizes of the parts of the policy state."""
+        return (self.core_size,) * (2 if self.core == "lstm" else 1)
