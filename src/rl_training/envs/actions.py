@@ -67,13 +67,13 @@ class ChoiceCodec:
         self._dtype = np.dtype(dtype)
 
     def decode(self, action: np.ndarray) -> np.ndarray:
-        """Shifted choices in the space's own type."""
+        """Shifted choices in the space's type."""
         choices = action.astype(self._dtype, copy=False)
         return choices + self._start if self._shifts else choices
 
 
 class BoxCodec:
-    """Numbers in [-1, 1], scaled to the bounds and clipped; unbounded ones pass as they are.
+    """Numbers in [-1, 1], scaled to the bounds and clipped; unbounded ones pass unchanged.
 
     Where only one side is bounded, -1 (or 1) is that bound and the other end is 2 away from it.
     """

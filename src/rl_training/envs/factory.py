@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import gymnasium as gym
 import gymnasium.wrappers
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
-from rl_training.envs.imports import import_module, import_object, nearest
-from rl_training.envs.native_vector_env import OneOfVector
-from rl_training.envs.registered import (
-    build_error,
-    make_native,
-    make_registered,
-    registering_module,
+from rl_training.config.imports import import_module, import_object
+from rl_training.envs.snapshots.vector import SnapshotEnvMaker
+from rl_training.envs.vector_envs import OneOfVector, QuickSyncVectorEnv
+from rl_training.errors import (
+    ConfigError,
+    EnvError,
+    MissingExtra,
+    RLTrainingError,
+    did_you_mean,
 )
-from rl_training.envs.snapshots import SnapshotEnvMaker
-from rl_training.envs.sync_vector_env import QuickSyncVectorEnv
-from rl_training.errors import ConfigError, EnvError, MissingExtra, RLTrainingError
 
 Env: TypeAlias = gym.Env[Any, Any]
 Venv: TypeAlias = VectorEnv[Any, Any, Any]
 EnvSource: TypeAlias = str | Callable[..., Env] | Env | Venv
 Wrapper: TypeAlias = str | Mapping[str, Mapping[str, Any]]
 
-_OWN_WRAPPERS = "rl_training.envs.wrappers"
+T = TypeVar("T")
+
+_EXTRAS = {"gymnasium.envs.box2d": "box2d", "gymnasium.envs.mujoco": "mujoco"}
+_MODULES = {"popgym": "popgym", "ale_py": "atari", "shimmy": "dmc"}  # register when imported
+_NAMESPACES = {"ALE": "ale_py", "dm_control": "shimmy"}  # which of them an id's prefix means
+_WRAPPERS = "rl_training.envs.wrappers"
 
 VECTORIZATIONS = ("sync", "async", "native")
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -50,11 +57,11 @@ def make_env(
     wrappers: Sequence[Wrapper] = (),
     vectorization: str = "sync",
 ) -> Env:
-    """One environment: from a Gymnasium id, `package.module:Class`, a callable, or as it was given.
+    """One environment: from a Gymnasium id, `package.module:Class`, a callable, or already built.
 
     A time limit is applied only if the id was registered with one. Wrappers go on in their order,
-    the last one outermost. With `native` vectorization it is one of the id's own vector
-    implementation.
+    the last one outermost. With `native` vectorization it is one of the vector
+    implementation that the id comes with.
     """
     if vectorization == "native":
         return OneOfVector(_native(source, 1, env_kwargs, wrappers))
@@ -87,7 +94,7 @@ def make_vector_env(
 
     `native` takes the vector implementation that an environment comes with, as it resets. An
     environment that is already built counts as one. A vector environment, built or made by a
-    callable, is taken as it is; `num_envs` must then be its number, or 1 for "not said".
+    callable, is taken unchanged; `num_envs` must then be its number, or 1, the default.
     """
     if isinstance(source, VectorEnv):
         _refuse_options(source, env_kwargs, wrappers)
@@ -121,7 +128,7 @@ def make_vector_env(
             "printed above. vectorization: sync builds all environments in this process."
         ) from error.with_traceback(None)
     except Exception as error:
-        raise build_error(_name(source), error) from error
+        raise _build_error(_name(source), error) from error
 
 
 def _native(
@@ -135,12 +142,12 @@ def _native(
     if wrappers:
         raise ConfigError(
             f"wrappers: expected none with vectorization native, found {list(wrappers)}; the "
-            "environment's own preprocessing is set by env_kwargs"
+            "environment's preprocessing is set by env_kwargs"
         )
     module, colon, name = source.partition(":")
     if colon:
-        registering_module(module)
-    return make_native(name if colon else source, num_envs, env_kwargs)
+        _registering_module(module)
+    return _make_native(name if colon else source, num_envs, env_kwargs)
 
 
 def _build(source: str | Callable[..., Env], kwargs: dict[str, Any]) -> object:
@@ -148,11 +155,107 @@ def _build(source: str | Callable[..., Env], kwargs: dict[str, Any]) -> object:
         return _call(source, _name(source), kwargs)
     module_name, colon, name = source.partition(":")
     if not colon:
-        return make_registered(source, kwargs)
-    module = registering_module(module_name)
+        return _make_registered(source, kwargs)
+    module = _registering_module(module_name)
     if name in gym.registry and not hasattr(module, name):
-        return make_registered(name, kwargs)  # Gymnasium's own `module:Env-v0`
+        return _make_registered(name, kwargs)  # Gymnasium's own `module:Env-v0`
     return _call(import_object(source), source, kwargs)
+
+
+def _registering_module(name: str) -> Any:
+    """Import a module that registers environments."""
+    try:
+        return import_module(name)
+    except ConfigError as error:
+        if name in _MODULES and isinstance(error.__cause__, ModuleNotFoundError):
+            raise MissingExtra(
+                f"env_id: {error}: pip install 'rl-training[{_MODULES[name]}]'"
+            ) from error
+        raise
+
+
+def _make_registered(env_id: str, kwargs: Mapping[str, Any]) -> object:
+    """The environment of that id."""
+    return _made(env_id, kwargs, lambda: gym.make(env_id, **kwargs))
+
+
+def _make_native(env_id: str, num_envs: int, kwargs: Mapping[str, Any]) -> VectorEnv[Any, Any, Any]:
+    """The vector implementation that comes with the environment of that id."""
+
+    def make() -> Any:
+        spec = gym.registry.get(env_id)  # none if the id lacks a version
+        if spec is not None and spec.vector_entry_point is None:
+            raise ConfigError(
+                f"vectorization: {env_id} has no vector implementation; use sync or async"
+            )
+        mode = gym.VectorizeMode.VECTOR_ENTRY_POINT
+        return gym.make_vec(env_id, num_envs, vectorization_mode=mode, **kwargs)
+
+    venv: VectorEnv[Any, Any, Any] = _made(env_id, kwargs, make)
+    return venv
+
+
+def _made(env_id: str, kwargs: Mapping[str, Any], make: Callable[[], T]) -> T:
+    if kwargs.get("render_mode") == "rgb_array":
+        _render_without_a_screen()
+    if env_id not in gym.registry:
+        _find(env_id)
+    try:
+        return make()
+    except RLTrainingError:
+        raise
+    except (ImportError, gym.error.DependencyNotInstalled) as error:
+        raise _missing_extra(env_id, error) from error
+    except TypeError as error:
+        if kwargs and "unexpected keyword argument" in str(error):
+            raise ConfigError(f"env_kwargs: {error}") from error
+        raise _build_error(env_id, error) from error
+    except Exception as error:
+        raise _build_error(env_id, error) from error
+
+
+def _find(env_id: str) -> None:
+    """Import what registers an id, or say that there is none."""
+    namespace = env_id.partition("/")[0]
+    if namespace in _NAMESPACES:
+        _registering_module(_NAMESPACES[namespace])
+    try:
+        gym.spec(env_id)
+    except gym.error.Error as error:
+        if any(known.rpartition("-v")[0] == env_id for known in gym.registry):
+            return  # an id without version: gym.make takes the latest, with a warning
+        # Gymnasium's message helps if it is the version or the package that is missing.
+        detail = "" if isinstance(error, gym.error.NameNotFound) else f" {error}"
+        hint = did_you_mean(env_id, gym.registry, count=3) or "."
+        raise ConfigError(f"env_id: there is no environment {env_id!r}{hint}{detail}") from error
+
+
+def _missing_extra(env_id: str, error: Exception) -> RLTrainingError:
+    entry_point = gym.spec(env_id).entry_point if env_id in gym.registry else None
+    for package, extra in _EXTRAS.items():
+        if isinstance(entry_point, str) and entry_point.startswith(package):
+            return MissingExtra(
+                f"{env_id} needs a package that is not installed ({error}): "
+                f"pip install 'rl-training[{extra}]'"
+            )
+    return MissingExtra(f"{env_id} needs a package that is not installed: {error}")
+
+
+def _build_error(name: str, error: Exception) -> EnvError:
+    """That something could not be built."""
+    return EnvError(f"{name} could not be built: {type(error).__name__}: {error}")
+
+
+def _render_without_a_screen() -> None:
+    """Have MuJoCo and pygame draw into memory where no screen is connected."""
+    screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if sys.platform == "linux" and not screen:
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        if "MUJOCO_GL" not in os.environ:
+            os.environ["MUJOCO_GL"] = "egl"
+            # Gymnasium may have imported dm_control already, which chose a window then.
+            if "dm_control._render" in sys.modules:
+                importlib.reload(sys.modules["dm_control._render"])
 
 
 def _call(make: Any, name: str, kwargs: dict[str, Any]) -> object:
@@ -168,7 +271,7 @@ def _call(make: Any, name: str, kwargs: dict[str, Any]) -> object:
     except (ImportError, gym.error.DependencyNotInstalled) as error:
         raise MissingExtra(f"{name} needs a package that is not installed: {error}") from error
     except Exception as error:
-        raise build_error(name, error) from error
+        raise _build_error(name, error) from error
 
 
 def _check_arguments(make: Callable[..., Any], name: str, kwargs: dict[str, Any]) -> None:
@@ -212,17 +315,15 @@ def _wrapper_class(name: str) -> Callable[..., object]:
     known = dict.fromkeys(gymnasium.wrappers.__all__, gymnasium.wrappers)
     known.pop("vector", None)  # the package of wrappers for vector environments
     try:
-        own = import_module(_OWN_WRAPPERS)
-        known |= dict.fromkeys((n for n, v in vars(own).items() if _is_wrapper(v)), own)
+        module = import_module(_WRAPPERS)
+        known |= dict.fromkeys((n for n, v in vars(module).items() if _is_wrapper(v)), module)
     except ConfigError as error:
         if not isinstance(error.__cause__, ModuleNotFoundError):
             raise
     if name not in known:
-        close = nearest(name, list(known))
-        hint = f" (did you mean {close!r}?)" if close else ""
         raise ConfigError(
-            f"wrappers: there is no wrapper {name!r} in {_OWN_WRAPPERS} or gymnasium.wrappers{hint}"
-            "; one of your own is written package.module:Class"
+            f"wrappers: there is no wrapper {name!r} in {_WRAPPERS} or gymnasium.wrappers (a "
+            f"custom one is written package.module:Class){did_you_mean(name, known)}"
         )
     wrapper: Callable[..., object] = getattr(known[name], name)
     return wrapper

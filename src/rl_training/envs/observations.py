@@ -34,7 +34,7 @@ class ObservationCodec(Protocol):
 
 
 def observation_kind(space: spaces.Space[Any]) -> str:
-    """`vector` for what becomes a vector, `image`, `other image`, or the space's own name.
+    """`vector` for what becomes a vector, `image`, `other image`, or the space's name.
 
     An image is (channels, height, width) of bytes, and has fewer channels than rows and columns.
     """
@@ -96,7 +96,7 @@ class BoxCodec:
 
 
 class ImageCodec(BoxCodec):
-    """Images of bytes, as they are."""
+    """Images of bytes, unchanged."""
 
     dtype = "uint8"
 

@@ -17,7 +17,7 @@ from gymnasium.wrappers import (
     ResizeObservation,
 )
 
-from rl_training.envs.snapshots import SnapshotEnvMaker
+from rl_training.envs.snapshots.vector import SnapshotEnvMaker
 from rl_training.envs.stacking import frames_of, frames_of_native
 from rl_training.errors import MissingExtra
 
@@ -26,8 +26,8 @@ class PixelObservation(gym.ObservationWrapper[np.ndarray, Any, np.ndarray]):
     """What an environment renders, as bytes (frame_stack * channels, size, size), oldest first.
 
     An action is repeated `action_repeat` times, and one image made after that. At the start of an
-    episode its first image fills the stack. With `crop` an image is the square of so many pixels
-    in the middle of what is rendered. The environment has to render into arrays
+    episode its first image fills the stack. With `crop` an image is the square, that many pixels on
+    a side, in the middle of what is rendered. The environment has to render into arrays
     (`env_kwargs: {render_mode: rgb_array}`).
     """
 
@@ -78,7 +78,7 @@ class PixelObservation(gym.ObservationWrapper[np.ndarray, Any, np.ndarray]):
 
 
 class Middle(gym.ObservationWrapper[np.ndarray, Any, np.ndarray]):
-    """The square in the middle of an image, with so many pixels on a side."""
+    """The square in the middle of an image, with `side` pixels on a side."""
 
     def __init__(self, env: gym.Env[Any, Any], side: int) -> None:
         super().__init__(env)

@@ -8,11 +8,20 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box
 
+POINT_ID = "PointPixels-v0"
+EPISODE_STEPS = 40
 SPEED = 0.15  # the farthest the point moves in a step, along each axis
 
 _TARGET, _POINT = ((255, 64, 64), 3), ((255, 255, 255), 2)
 """A colour, and how many pixels beside the middle one have it on each side."""
 _MARGIN = 7  # pixels around where the middles are, so that a shift by four cuts nothing off
+
+
+def register() -> None:
+    """Make the task known to Gymnasium by its id, once."""
+    if POINT_ID not in gym.registry:
+        entry_point = f"{__name__}:{PointPixels.__qualname__}"
+        gym.register(POINT_ID, entry_point, max_episode_steps=EPISODE_STEPS)
 
 
 class PointPixels(gym.Env[np.ndarray, np.ndarray]):
@@ -52,7 +61,7 @@ class PointPixels(gym.Env[np.ndarray, np.ndarray]):
         return np.moveaxis(self._image(), 0, -1)
 
     def reward(self) -> float:
-        """What standing here is worth."""
+        """1 less the distance to the target, and at least 0."""
         return max(0.0, 1.0 - float(np.hypot(*(self.target - self.point))))
 
     def best_action(self) -> np.ndarray:

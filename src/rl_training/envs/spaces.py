@@ -11,6 +11,7 @@ from gymnasium import spaces
 from rl_training.data.types import EnvSpec
 from rl_training.envs.actions import action_codec, action_kind
 from rl_training.envs.observations import observation_codec, observation_kind, ordered_keys
+from rl_training.errors import CheckpointError
 
 __all__ = [
     "SpaceAdapter",
@@ -67,7 +68,7 @@ class SpaceAdapter:
 
 
 def _divides(shape: Sequence[int], frames: int) -> bool:
-    """Whether observations are so many images of one after another."""
+    """Whether an observation can be a stack of that many images."""
     return len(shape) == 3 and shape[0] % frames == 0
 
 
@@ -91,7 +92,14 @@ def space_to_plain(space: spaces.Space[Any]) -> dict[str, Any]:
 
 
 def space_from_plain(plain: dict[str, Any]) -> spaces.Space[Any]:
-    """The space that `space_to_plain` wrote."""
+    """The space that `space_to_plain` wrote; CheckpointError for anything else."""
+    try:
+        return _space(plain)
+    except Exception as error:  # Gymnasium checks its arguments by assertions, among others
+        raise CheckpointError(f"expected a space, found {str(plain)[:80]} ({error!r})") from error
+
+
+def _space(plain: dict[str, Any]) -> spaces.Space[Any]:
     if plain["type"] == "Discrete":
         # Older Gymnasiums have no other type than int64, and no argument for it.
         other = {} if plain["dtype"] == "int64" else {"dtype": plain["dtype"]}
@@ -101,5 +109,5 @@ def space_from_plain(plain: dict[str, Any]) -> spaces.Space[Any]:
     if plain["type"] == "MultiBinary":
         return spaces.MultiBinary(plain["n"])
     if plain["type"] == "Dict":
-        return spaces.Dict([(key, space_from_plain(part)) for key, part in plain["spaces"]])
+        return spaces.Dict([(key, _space(part)) for key, part in plain["spaces"]])
     return spaces.Box(plain["low"], plain["high"], tuple(plain["shape"]), plain["dtype"])

@@ -1,4 +1,4 @@
-"""How many images of one after another an environment shows in an observation."""
+"""How many successive images an environment stacks in an observation."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def frames_of(env: gym.Env[Any, Any]) -> int:
     while isinstance(layer, gym.Wrapper):
         if isinstance(layer, (RepeatAction, MaxAndSkipObservation)):
             return 1
-        # Its own or its class's, not what it may pass on of the environment inside.
+        # The wrapper's or its class's, not what it may pass on of the environment inside.
         if getattr_static(layer, "stacked_frames", None) is not None:
-            return int(layer.stacked_frames)  # type: ignore[attr-defined] # as was just seen
+            return int(layer.stacked_frames)  # type: ignore[attr-defined] # as was just tested
         if isinstance(layer, FrameStackObservation):
             plain = layer.observation_space.shape == shape and len(shape or ()) == 3
             return layer.stack_size if plain else 1

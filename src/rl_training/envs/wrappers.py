@@ -1,4 +1,4 @@
-"""The package's own wrappers; a config names them under `wrappers`."""
+"""The wrappers of this package; a config names them under `wrappers`."""
 
 from __future__ import annotations
 

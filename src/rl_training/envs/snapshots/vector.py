@@ -1,7 +1,7 @@
 """Saving and restoring the state of environments, and how exactly a run in them can be resumed.
 
-A state is data only: nested dicts and lists of numbers, text, bytes and arrays. It comes from the
-environment's own `get_state`/`set_state` or from a walk over its attributes.
+A state is data only, in the codec of `storage.tree`. It comes from the environment's
+`get_state`/`set_state` or from a walk over its attributes.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from rl_training.envs import replay_probe as probe
-from rl_training.envs.layer_state import layers_of, load_layers, save_layers
-from rl_training.envs.object_values import SnapshotUnavailable
+from rl_training.envs.snapshots import probe
+from rl_training.envs.snapshots.classes import SnapshotUnavailable
+from rl_training.envs.snapshots.layers import layers_of, load_layers, save_layers
 from rl_training.envs.stacking import frames_of
 from rl_training.errors import CheckpointError
-from rl_training.experiment.state_tree import StateTree
+from rl_training.storage.tree import Encoded, StateTree
 
 _SYNC_SKIPPED = frozenset({"envs", "env_fns"})
 _ASYNC_KEPT = frozenset(
@@ -64,13 +64,13 @@ class SnapshotEnv(gym.Wrapper[Any, Any, Any, Any]):
         return frames_of(self)
 
     def save_state(self) -> dict[str, Any]:
-        """`{"state": tree}`, or `{"unavailable": reason}`."""
+        """`{"state": encoded}`, or `{"unavailable": reason}`."""
         try:
             return {"state": save_env_state(self)}
         except SnapshotUnavailable as error:
             return {"unavailable": f"env {self.env_index}: {error}"}
 
-    def load_state(self, states: Sequence[StateTree]) -> str:
+    def load_state(self, states: Sequence[Encoded]) -> str:
         """Take over this env's entry of `states`; gives an empty text, or what went wrong."""
         try:
             load_env_state(self, states[self.env_index])
@@ -97,12 +97,12 @@ class SnapshotEnvMaker:
         return SnapshotEnv(self.make(), self.env_index)
 
 
-def save_env_state(env: gym.Env[Any, Any]) -> StateTree:
+def save_env_state(env: gym.Env[Any, Any]) -> Encoded:
     """The state of an env and its wrappers; SnapshotUnavailable names what cannot be saved."""
     return save_layers(_env_layers(env))
 
 
-def load_env_state(env: gym.Env[Any, Any], state: StateTree) -> None:
+def load_env_state(env: gym.Env[Any, Any], state: Encoded) -> None:
     """Write a saved state into an env that was built in the same way and has been reset once."""
     with _misfit_reported(env):
         load_layers(_env_layers(env), state)
@@ -115,7 +115,7 @@ def save_vector_state(venv: VectorEnv[Any, Any, Any]) -> StateTree:
     """
     layers = layers_of(venv)
     base = layers[-1]
-    envs: list[StateTree] = []
+    envs: list[Encoded] = []
     if isinstance(base, SyncVectorEnv):
         envs = [save_env_state(env) for env in base.envs]
     elif isinstance(base, AsyncVectorEnv):
@@ -139,7 +139,7 @@ def load_vector_state(venv: VectorEnv[Any, Any, Any], state: StateTree) -> None:
 
 
 class ResumeLevel(NamedTuple):
-    """What resuming a run in some environment is worth, and why it is not worth more.
+    """How exactly a run in some environment can be resumed, and why not more exactly.
 
     `exact`: the state can be saved. `boundary`: it cannot, but a reset seed fixes all that follows,
     so a run that cuts its episodes at checkpoints can be repeated. `statistical`: neither.
@@ -219,7 +219,7 @@ def _replay_trouble(
     return "after a save and a restore it went another way: some state is outside its attributes"
 
 
-def _load_envs(base: VectorEnv[Any, Any, Any], states: list[StateTree]) -> None:
+def _load_envs(base: VectorEnv[Any, Any, Any], states: list[Encoded]) -> None:
     expected = base.num_envs if isinstance(base, (SyncVectorEnv, AsyncVectorEnv)) else 0
     if len(states) != expected:
         raise CheckpointError(f"the state is of {len(states)} environments, expected {expected}")

@@ -1,4 +1,8 @@
-"""Plays scripted actions in a vector environment and records what it answers, to the bit."""
+"""Replays scripted actions in an environment and records every answer, to compare them bitwise.
+
+Not by `runtime.episodes`: there is no policy, nothing is encoded, and what an environment or a
+vector environment does at the end of an episode is part of the record.
+"""
 
 from __future__ import annotations
 
@@ -6,44 +10,57 @@ import copy
 import random
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+Env = gym.Env[Any, Any]
 Venv = VectorEnv[Any, Any, Any]
 
 
-def random_actions(venv: Venv, number: int, *, seed: int) -> list[Any]:
-    """Batches of random actions; the environment's own generator is left alone."""
-    space = copy.deepcopy(venv.action_space)
+def random_actions(env: Env | Venv, number: int, *, seed: int) -> list[Any]:
+    """Random actions, or batches of them for a vector environment."""
+    return list(islice(endless_actions(env, seed=seed), number))
+
+
+def endless_actions(env: Env | Venv, *, seed: int) -> Iterator[Any]:
+    """Random actions that depend on the seed alone, and as many as are asked for."""
+    space = copy.deepcopy(env.action_space)  # the environment's generator is left alone
     space.seed(seed)
-    return [space.sample() for _ in range(number)]
+    while True:
+        yield space.sample()
 
 
-def play(venv: Venv, actions: Sequence[Any]) -> list[Any]:
+def play(env: Env | Venv, actions: Iterable[Any]) -> list[Any]:
     """Step through the actions; the record holds all that training would see."""
-    disabled = venv.metadata.get("autoreset_mode") is AutoresetMode.DISABLED
-    record = []
+    vector = isinstance(env, VectorEnv)
+    resets_itself = vector and env.metadata.get("autoreset_mode") is not AutoresetMode.DISABLED
+    record: list[Any] = []
     for action in actions:
-        obs, reward, terminated, truncated, info = venv.step(action)
-        record.append([obs, reward, terminated, truncated, info.get("final_obs")])
-        done = np.logical_or(terminated, truncated)
-        if disabled and done.any():
-            record.append(venv.reset(options={"reset_mask": done})[0])
-        record[-1] = copy.deepcopy(record[-1])  # the environment may reuse its arrays
+        obs, reward, terminated, truncated, info = env.step(action)
+        # As an array, a reward that is NaN equals itself.
+        answer = [obs, np.asarray(reward), terminated, truncated]
+        if vector:
+            answer.append(info.get("final_obs"))
+        record.append(copy.deepcopy(answer))  # the environment may reuse its arrays
+        if not resets_itself and (np.any(terminated) or np.any(truncated)):
+            mask = {"reset_mask": np.logical_or(terminated, truncated)} if vector else None
+            record.append(copy.deepcopy(env.reset(options=mask)[0]))
     return record
 
 
-def play_episode(venv: Venv, actions: Sequence[Any], *, seed: int | None) -> list[Any]:
+def play_episode(env: Env | Venv, actions: Iterable[Any], *, seed: int | None) -> list[Any]:
     """Reset, then play."""
-    obs, _ = venv.reset(seed=seed)
-    return [copy.deepcopy(obs), *play(venv, actions)]
+    obs, _ = env.reset(seed=seed)
+    return [copy.deepcopy(obs), *play(env, actions)]
 
 
-def same(left: Any, right: Any) -> bool:
+def same(left: object, right: object) -> bool:
     """Whether two records are equal to the bit, NaN included."""
     if isinstance(left, np.ndarray) and isinstance(right, np.ndarray) and left.dtype != object:
         if left.dtype != right.dtype or left.shape != right.shape:

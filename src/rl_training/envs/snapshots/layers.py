@@ -9,11 +9,10 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.vector import VectorWrapper
 
-from rl_training.envs.object_decoder import MISSING, Decoder
-from rl_training.envs.object_encoder import Encoder, Node
-from rl_training.envs.object_values import SnapshotUnavailable
+from rl_training.envs.snapshots.classes import SnapshotUnavailable
+from rl_training.envs.snapshots.objects import ObjectDecoder, ObjectEncoder
 from rl_training.errors import CheckpointError
-from rl_training.experiment.state_tree import StateTree
+from rl_training.storage.tree import MISSING, Encoded, Node
 
 SKIPPED = frozenset(
     {"spec", "_cached_spec", "metadata", "_metadata", "render_mode"}
@@ -34,12 +33,12 @@ def layers_of(env: Any) -> list[Any]:
     return layers
 
 
-def save_layers(layers: Sequence[Any], skipped: frozenset[str] = frozenset()) -> StateTree:
-    """The state of the layers as plain data, without the `skipped` attributes of the innermost.
+def save_layers(layers: Sequence[Any], skipped: frozenset[str] = frozenset()) -> Encoded:
+    """The state of the layers, without the `skipped` attributes of the innermost.
 
     Raises SnapshotUnavailable with the path of the first attribute that cannot be saved.
     """
-    encoder = Encoder(layers)
+    encoder = ObjectEncoder(layers)
     try:
         saved = [_save_layer(encoder, layer, SKIPPED) for layer in layers[:-1]]
         saved.append(_save_layer(encoder, layers[-1], SKIPPED | skipped))
@@ -47,62 +46,63 @@ def save_layers(layers: Sequence[Any], skipped: frozenset[str] = frozenset()) ->
         raise
     except Exception as error:  # nested too deep, or an object that does not stand being looked at
         raise SnapshotUnavailable(f"its attributes could not be walked: {error!r}") from error
-    return {"layers": saved, "shared": encoder.shared()}
+    return encoder.finish(layers=saved)
 
 
 def load_layers(
-    layers: Sequence[Any], state: StateTree, skipped: frozenset[str] = frozenset()
+    layers: Sequence[Any], state: Encoded, skipped: frozenset[str] = frozenset()
 ) -> None:
     """Write a state of `save_layers` into layers that were built in the same way and reset once."""
-    saved_names = [saved["class"] for saved in state["layers"]]
+    saved_names = [saved["class"] for saved in state.node["layers"]]
     names = [type(layer).__qualname__ for layer in layers]
     if saved_names != names:
         raise CheckpointError(
             f"the state was saved from the layers {', '.join(saved_names)} and the environment "
             f"now has {', '.join(names)}: build it with the same id, arguments and wrappers"
         )
-    decoder = Decoder(layers, state["shared"])
-    for layer, saved in zip(layers, state["layers"], strict=True):
+    decoder = ObjectDecoder(layers, state)
+    for layer, saved in zip(layers, state.node["layers"], strict=True):
         left_out = SKIPPED | skipped if layer is layers[-1] else SKIPPED
         _load_layer(decoder, layer, saved, left_out)
 
 
-def _save_layer(encoder: Encoder, layer: Any, skipped: frozenset[str]) -> dict[str, Node]:
+def _save_layer(encoder: ObjectEncoder, layer: Any, skipped: frozenset[str]) -> dict[str, Node]:
     path = type(layer).__qualname__
-    if has_own_state(layer):
+    if has_state_methods(layer):
         # Saved in addition, as a get_state rarely thinks of the generator.
         generator = {name: vars(layer)[name] for name in _GENERATOR if name in vars(layer)}
         try:
-            own = layer.get_state()
+            state = layer.get_state()
         except Exception as error:
             raise SnapshotUnavailable(f"{path}.get_state() raised {error!r}") from error
         return {
             "class": path,
-            "own": encoder.encode(own, f"{path}.get_state()"),
+            "state": encoder.encode(state, f"{path}.get_state()"),
             "generator": encoder.encode(generator, f"{path}.np_random"),
         }
     if _is_mujoco(layer):
-        from rl_training.envs.mujoco_state import save_simulation
+        from rl_training.envs.snapshots.mujoco import save_simulation
 
         attributes = encoder.attributes(layer, path, skipped.union(_MUJOCO))
-        return {"class": path, "attributes": attributes, "mujoco": save_simulation(layer)}
+        simulation = encoder.encode(save_simulation(layer), f"{path}.data")
+        return {"class": path, "attributes": attributes, "mujoco": simulation}
     drawn = _drawn(layer)
     attributes = encoder.attributes(layer, path, skipped.union(drawn))
     return {"class": path, "attributes": attributes, "drawn": drawn}
 
 
 def _load_layer(
-    decoder: Decoder, layer: Any, saved: dict[str, Node], skipped: frozenset[str]
+    decoder: ObjectDecoder, layer: Any, saved: dict[str, Node], skipped: frozenset[str]
 ) -> None:
     path = type(layer).__qualname__
-    if "own" in saved:
+    if "state" in saved:
         vars(layer).update(decoder.decode(saved["generator"], MISSING, path))
-        layer.set_state(decoder.decode(saved["own"], MISSING, f"{path}.get_state()"))
+        layer.set_state(decoder.decode(saved["state"], MISSING, f"{path}.get_state()"))
         return
     if "mujoco" in saved:
-        from rl_training.envs.mujoco_state import load_simulation
+        from rl_training.envs.snapshots.mujoco import load_simulation
 
-        load_simulation(layer, saved["mujoco"])
+        load_simulation(layer, decoder.decode(saved["mujoco"]))
         skipped = skipped.union(_MUJOCO)
     skipped = skipped.union(saved.get("drawn", ()))
     decoder.attributes(layer, saved["attributes"], path, skipped)
@@ -119,7 +119,7 @@ def _drawn(layer: Any) -> list[str]:
     ]
 
 
-def has_own_state(layer: Any) -> bool:
+def has_state_methods(layer: Any) -> bool:
     """Whether the layer itself offers `get_state()` and `set_state(state)`."""
     try:
         inspect.signature(layer.get_state).bind()

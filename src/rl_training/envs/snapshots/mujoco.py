@@ -1,4 +1,4 @@
-"""The state of a MuJoCo simulation, for Gymnasium's own MuJoCo environments."""
+"""The state of a MuJoCo simulation, for Gymnasium's MuJoCo environments."""
 
 from __future__ import annotations
 

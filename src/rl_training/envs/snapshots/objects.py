@@ -1,0 +1,325 @@
+"""Object graphs in the codec of `storage.tree`: what hangs on some given objects, and back.
+
+Sharing and cycles are kept. To the kinds of the codec come
+
+    {"ref": "3"}                                  an object in the table of those met twice
+    {"layer": 0}                                  one of the given objects themselves
+    {"object": "module:Class", "attributes": {...}}  {"namespace": {...}}
+    {"enum": "module:Class", "member": ...}       {"named": "module:Class", "items": [...]}
+    {"const": "module:name"}                      code: it must be the same when restored
+    {"space": [...]}                              the generators of a Gymnasium space
+
+A set keeps its elements but not the order in which it is iterated, which depends on its history.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Container, Sequence
+from enum import Enum, Flag
+from typing import Any, NoReturn
+
+import numpy as np
+from gymnasium import Space
+
+from rl_training.envs.snapshots import classes
+from rl_training.envs.snapshots.classes import SnapshotUnavailable
+from rl_training.errors import CheckpointError
+from rl_training.storage.tree import MISSING, Decoder, Encoded, Encoder, Leaf, Node
+
+MAX_VALUES = 1_000_000  # more would make every checkpoint slow; such an env needs get_state
+TABLE_DEPTH = 8  # deeper objects go to the table, as the codec limits nesting
+MAX_TUPLES = 20  # inside each other
+_MAX_CONSTANTS = 50_000
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+
+
+class ObjectEncoder(Encoder):
+    """Encodes what hangs on `layers`; the nodes belong together with the `shared` table."""
+
+    def __init__(self, layers: Sequence[object]) -> None:
+        super().__init__()
+        self._layers = {id(layer): index for index, layer in enumerate(layers)}
+        self._nodes: dict[int, dict[str, Node]] = {}
+        self._table: dict[int, str] = {}
+        self._alive: list[object] = []  # an id is a name only while its object lives
+        self._open: set[int] = set()  # the tuples and frozensets being encoded
+        self._values = 0
+        self._level = 0
+        self.mutable[types.SimpleNamespace] = self._namespace
+        self._special: list[tuple[Callable[[Any], bool], Callable[[Any, str], Node]]] = [
+            (lambda v: id(v) in self._layers, lambda v, _: {"layer": self._layers[id(v)]}),
+            (classes.is_constant, lambda v, _: {"const": classes.constant_name(v)}),
+            (lambda v: isinstance(v, Space), self._space),
+            (lambda v: isinstance(v, Enum), self._enum),
+            (lambda v: isinstance(v, np.generic), self.scalar),
+            (lambda v: isinstance(v, tuple) and hasattr(v, "_fields"), self._named),
+        ]
+
+    def encode(self, value: Any, path: str = "") -> Node:
+        """The value as a node; an object that was met before is a reference to it."""
+        self._values += 1
+        if self._values > MAX_VALUES:
+            raise SnapshotUnavailable(f"{path} is beyond the first {MAX_VALUES:,} values")
+        kind = type(value)
+        if kind in (tuple, frozenset):
+            return self._unlooped(value, path)
+        if kind in self.immutable:
+            return self.immutable[kind](value, path)
+        if kind not in self.mutable:
+            for matches, encode in self._special:
+                if matches(value):
+                    return encode(value, path)
+        return self._once(value, path)
+
+    def attributes(self, owner: object, path: str, skipped: Container[str] = ()) -> dict[str, Node]:
+        """The owner's attributes and slots by name."""
+        found = dict(getattr(owner, "__dict__", {}))
+        for name, member in classes.slots_of(type(owner)).items():
+            try:
+                found[name] = member.__get__(owner)
+            except AttributeError:  # an empty slot
+                continue
+        return {
+            name: self.encode(value, f"{path}.{name}")
+            for name, value in found.items()
+            if name not in skipped
+        }
+
+    def finish(self, **nodes: Node) -> Encoded:
+        """The nodes with the table of the objects that `ref` nodes point to; to be taken once."""
+        table = {}
+        for key, number in self._table.items():
+            node = self._nodes[key]
+            table[number] = dict(node)
+            node.clear()
+            node["ref"] = number
+        return Encoded(nodes | {"shared": table}, {k: np.array(v) for k, v in self.arrays.items()})
+
+    def inner(self, path: str, key: Any) -> str:
+        """The path of an item, as in Python."""
+        return f"{path}[{key!r:.40}]"
+
+    def put(self, path: str, leaf: Leaf) -> str:  # noqa: ARG002 - the path may not be unique
+        """Keep an array by its number."""
+        return super().put(str(len(self.arrays)), leaf)
+
+    def refuse(self, path: str, found: str) -> NoReturn:
+        """Raise the error for a value that cannot be encoded."""
+        raise SnapshotUnavailable(f"{path} is {found}, which cannot be written as data")
+
+    def _once(self, value: Any, path: str) -> dict[str, Node]:
+        key = id(value)
+        if key in self._nodes:
+            return {"ref": self._table.setdefault(key, str(len(self._table)))}
+        node: dict[str, Node] = {}
+        self._nodes[key] = node
+        self._alive.append(value)
+        self._level += 1
+        if self._level > TABLE_DEPTH:
+            self._table[key] = str(len(self._table))
+        node.update(self.mutable.get(type(value), self._object)(value, path))
+        self._level -= 1
+        return node
+
+    def _unlooped(self, value: Any, path: str) -> Node:
+        if id(value) in self._open or len(self._open) > MAX_TUPLES:
+            raise SnapshotUnavailable(f"{path} is a tuple that contains itself, or nested too deep")
+        self._open.add(id(value))
+        node = self.immutable[type(value)](value, path)
+        self._open.remove(id(value))
+        return node
+
+    def _namespace(self, value: types.SimpleNamespace, path: str) -> dict[str, Node]:
+        return {"namespace": self.attributes(value, path)}
+
+    def _enum(self, value: Enum, path: str) -> dict[str, Node]:
+        # A combination of flags has no name.
+        member = value.value if isinstance(value, Flag) else value.name
+        return {"enum": self._class(type(value), path), "member": member}
+
+    def _named(self, value: Any, path: str) -> dict[str, Node]:
+        return {"named": self._class(type(value), path), "items": self.encode(tuple(value), path)}
+
+    def _space(self, space: Space[Any], path: str) -> dict[str, Node]:
+        generators = [inner._np_random for inner in classes.sub_spaces(space)]
+        return {"space": self.items(generators, path)}
+
+    def _object(self, value: object, path: str) -> dict[str, Node]:
+        cls = type(value)
+        if not classes.is_plain_class(cls):
+            self.refuse(path, f"a {classes.type_name(cls)}")
+        return {"object": self._class(cls, path), "attributes": self.attributes(value, path)}
+
+    def _class(self, cls: type, path: str) -> str:
+        name = classes.class_name(cls)
+        if name is None:
+            raise SnapshotUnavailable(
+                f"{path} is a {classes.type_name(cls)}; only classes outside the standard library "
+                "that have a global name and no __del__ can be made again from a file"
+            )
+        return name
+
+
+class ObjectDecoder(Decoder):
+    """Restores one state into `layers`, the objects that the encoder was given.
+
+    An object of the live graph is written to at most once, so that two saved objects never end
+    in one. Objects that are constants of a module are replaced instead of written to.
+    """
+
+    def __init__(self, layers: Sequence[object], state: Encoded) -> None:
+        super().__init__(state.arrays)
+        self._layers = layers
+        self._shared: dict[str, Node] = state.node["shared"]
+        self._restored: dict[str, Any] = {}
+        self._taken = {id(layer) for layer in layers} | _module_constants(layers)
+        self._alive: list[object] = []  # an id is a name only while its object lives
+        self._number: str | None = None  # of the table's entry that is made next
+        self.direct |= {
+            "ref": self._ref,
+            "const": self._const,
+            "space": self._space,
+            "named": self._named,
+            "layer": lambda node, *_: self._layers[node["layer"]],
+            "enum": lambda node, *_: classes.find_member(node["enum"], node["member"]),
+        }
+        self.make |= {"namespace": _make_namespace, "object": _make_object}
+        self.fill |= {
+            "namespace": lambda new, node, path: self.attributes(new, node["namespace"], path),
+            "object": lambda new, node, path: self.attributes(new, node["attributes"], path),
+        }
+        self.optional |= {"object": {"attributes"}, "enum": {"member"}, "named": {"items"}}
+
+    def attributes(
+        self, owner: object, nodes: dict[str, Node], path: str, skipped: Container[str] = ()
+    ) -> None:
+        """Give the owner exactly these attributes; `skipped` ones stay unchanged."""
+        slots = classes.slots_of(type(owner))
+        values: dict[str, Any] = getattr(owner, "__dict__", {})
+        for name, node in nodes.items():
+            in_slot = name in slots
+            old = getattr(owner, name, MISSING) if in_slot else values.get(name, MISSING)
+            if old is MISSING and _is_program(node):
+                continue  # made when it is first needed, as a cached function is
+            value = self.decode(node, old, f"{path}.{name}")
+            if in_slot:
+                slots[name].__set__(owner, value)
+            else:
+                values[name] = value
+        for name in [name for name in values if name not in nodes and name not in skipped]:
+            del values[name]
+        for name in slots:
+            if name not in nodes and hasattr(owner, name):
+                slots[name].__delete__(owner)
+
+    def take(self, key: Any) -> Leaf:
+        """A copy, so that the state can be restored into several objects."""
+        return np.array(super().take(key))
+
+    def build(self, kind: str, node: dict[str, Node], old: Any, path: str) -> Any:
+        """A value in place of `old`, unless another one is there already."""
+        number, self._number = self._number, None
+        target = self.make[kind](node, MISSING if id(old) in self._taken else old)
+        self._taken.add(id(target))
+        self._alive.append(target)
+        if number is not None:
+            self._restored[number] = target
+        if kind in self.fill:
+            self.fill[kind](target, node, path)
+        return target
+
+    def fill_set(self, target: set[Any], node: dict[str, Node], path: str) -> None:
+        """Give a set its elements in another order than they had.
+
+        The order of iteration depends on a set's history and cannot be restored in general. So that
+        the replay probe finds out whether an environment minds, it is changed on purpose: other
+        elements widen the table for a clock, which sends most to other places in it.
+        """
+        items = self.items(node["set"], (), path)
+        padding = [object() for _ in range(4 * len(items) + 8)]
+        target.clear()
+        target.update(padding, reversed(items))
+        target.difference_update(padding)
+
+    def _ref(self, node: dict[str, Node], old: Any, path: str) -> Any:
+        number = node["ref"]
+        if number not in self._restored:
+            # An entry of the table begins a new nesting.
+            depth, self._depth, self._number = self._depth, 0, number
+            self.decode(self._shared[number], old, path)
+            self._depth = depth
+        return self._restored[number]
+
+    def _const(self, node: dict[str, Node], old: Any, path: str) -> Any:
+        _check_there(old, path)
+        found = classes.constant_name(old) if classes.is_constant(old) else ""
+        if node["const"] != found:
+            now = found or repr(old)
+            raise CheckpointError(f"{path} was {node['const']} when saved and is {now} now")
+        return old
+
+    def _space(self, node: dict[str, Node], old: Any, path: str) -> Any:
+        _check_there(old, path)
+        spaces = classes.sub_spaces(old) if isinstance(old, Space) else []
+        if len(spaces) != len(node["space"]):
+            raise CheckpointError(f"{path} was another space when saved than {old!r:.80}")
+        for space, generator in zip(spaces, node["space"], strict=True):
+            space._np_random = self.decode(generator, space._np_random, path)
+        return old
+
+    def _named(self, node: dict[str, Node], old: Any, path: str) -> Any:
+        cls = classes.find_class(node["named"])
+        if not (issubclass(cls, tuple) and hasattr(cls, "_fields")):
+            raise CheckpointError(f"{path}: {node['named']!r} is not a named tuple")
+        items = self.items(node["items"], old if isinstance(old, tuple) else (), path)
+        return tuple.__new__(cls, items)
+
+
+def _is_program(node: Node) -> bool:
+    return isinstance(node, dict) and ("const" in node or "space" in node)
+
+
+def _check_there(old: Any, path: str) -> None:
+    if old is MISSING:
+        raise CheckpointError(f"{path} held code or a space that the environment lacks now")
+
+
+def _make_namespace(_: dict[str, Node], old: Any) -> types.SimpleNamespace:
+    return old if type(old) is types.SimpleNamespace else types.SimpleNamespace()
+
+
+def _make_object(node: dict[str, Node], old: Any) -> object:
+    cls = classes.find_class(node["object"])
+    if not classes.is_plain_class(cls):
+        raise CheckpointError(f"{node['object']!r} is not a class with plain attributes")
+    return old if type(old) is cls else object.__new__(cls)
+
+
+def _module_constants(layers: Sequence[object]) -> set[int]:
+    """The ids of values at module or class level in the packages of the layers' classes.
+
+    An env may hold one of them (`self.piece = SHAPES[2]`); writing to it would change the constant.
+    """
+    bases = {base for layer in layers for base in type(layer).__mro__}
+    ours = {base.__module__.partition(".")[0] for base in bases} - set(sys.stdlib_module_names)
+    names = {base.__module__ for base in bases if base.__module__.partition(".")[0] in ours}
+    names |= {name for name in list(sys.modules) if name.partition(".")[0] in ours - {"gymnasium"}}
+    pending: list[Any] = [vars(sys.modules[name]) for name in names if sys.modules.get(name)]
+    pending += [dict(vars(base)) for base in bases]
+    found: set[int] = set()
+    while pending and len(found) < _MAX_CONSTANTS:
+        inside = pending.pop()
+        for value in list(inside.values() if isinstance(inside, dict) else inside):
+            if id(value) in found or not _may_hold_state(value):
+                continue
+            found.add(id(value))
+            if isinstance(value, _CONTAINERS):
+                pending.append(value)
+    return found
+
+
+def _may_hold_state(value: object) -> bool:
+    return isinstance(value, (*_CONTAINERS, np.ndarray)) or classes.is_plain_class(type(value))

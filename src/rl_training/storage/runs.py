@@ -1,0 +1,377 @@
+"""Run directories: created once, locked while in use, described by their metadata, listed."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from rl_training.errors import RunError, UsageError
+from rl_training.storage.files import fsync_directory, save_error, write_all
+from rl_training.storage.metrics_log import METRICS_NAME, last_row
+
+LOCK_NAME = ".lock"
+METADATA_NAME = "metadata.json"
+SUMMARY_NAME = "summary.json"
+CONFIG_NAME = "config.yaml"
+
+N = TypeVar("N", int, float)
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+_MAX_ATTEMPTS = 10_000
+_LOCK_PATIENCE_S = 0.5
+_GIT_TIMEOUT_S = 2.0
+_PACKAGES = ("rl-training", "torch", "numpy", "gymnasium", "box2d", "mujoco")
+
+
+def slug(text: str) -> str:
+    """`text` as a part of a run name: `ALE/Pong-v5` becomes `ALE-Pong-v5`; never empty."""
+    words = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")
+    return words[:50].rstrip("-.") or "run"
+
+
+def default_run_name(algo: str, env_id: str, seed: int) -> str:
+    """Such as `dqn-CartPole-v1-seed0-20261115-201500`, with the time in UTC."""
+    now = datetime.now(timezone.utc)
+    return f"{slug(algo)[:20]}-{slug(env_id)}-seed{seed}-{now:%Y%m%d-%H%M%S}"[:100]
+
+
+def create_run_directory(output_dir: Path, *, name: str) -> Path:
+    """A new directory NAME in `output_dir`, or NAME-2, NAME-3, ... if that exists already.
+
+    Only the process that really creates a directory gets it, however many start at once.
+    """
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            "expected a run name of up to 100 letters, digits, '.', '_' and '-', not starting with "
+            f"'.' or '-', found {name[:120]!r}: choose another name"
+        )
+    if "\0" in str(output_dir):
+        raise UsageError(f"expected a directory, found {str(output_dir)!r} with a NUL character")
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        directory = _first_free(output_dir, name)
+        fsync_directory(output_dir)
+    except OSError as error:
+        raise save_error(output_dir / name, error) from error
+    if directory.resolve().parent != output_dir.resolve():
+        raise RunError(f"{directory} lies outside {output_dir}: choose another output directory")
+    return directory
+
+
+def _first_free(output_dir: Path, name: str) -> Path:
+    for attempt in range(1, _MAX_ATTEMPTS + 1):
+        directory = output_dir / (name if attempt == 1 else f"{name}-{attempt}")
+        try:
+            directory.mkdir()
+        except FileExistsError:
+            continue
+        return directory
+    raise RunError(f"{output_dir} holds {_MAX_ATTEMPTS} runs named {name}: choose another name")
+
+
+def remove_summary(run_dir: Path) -> None:
+    """Remove what an earlier session wrote about the end of a run that goes on."""
+    path = run_dir / SUMMARY_NAME
+    try:
+        path.unlink(missing_ok=True)
+        fsync_directory(run_dir)
+    except OSError as error:
+        raise save_error(path, error) from error
+
+
+class RunLock:
+    """Holds a run directory for one process; the kernel lets go of it when the process dies."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / LOCK_NAME
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> RunLock:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            descriptor = os.open(self._path, flags, 0o666)
+        except OSError as error:
+            raise save_error(self._path, error) from error
+        try:
+            self._acquire(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+        _held.add(descriptor)
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._descriptor in _held:
+            _held.remove(self._descriptor)
+            os.close(self._descriptor)
+        self._descriptor = None
+
+    def _acquire(self, descriptor: int) -> None:
+        # A short patience, because `is_locked` holds the lock for an instant to look at it.
+        give_up = time.monotonic() + _LOCK_PATIENCE_S
+        while not _try_lock(descriptor, fcntl.LOCK_EX, self._path):
+            if time.monotonic() > give_up:
+                holder = os.pread(descriptor, 1000, 0).decode(errors="replace").strip()
+                raise RunError(
+                    f"{self._path.parent} is in use by another process ({holder or 'unknown'}): "
+                    "wait until it ends, stop it, or start a new run"
+                )
+            time.sleep(0.02)
+        os.ftruncate(descriptor, 0)
+        write_all(descriptor, f"pid {os.getpid()} on host {platform.node()}\n".encode())
+
+
+def is_locked(run_dir: Path) -> bool:
+    """Whether a living process holds the RunLock of this directory."""
+    try:
+        descriptor = os.open(run_dir / LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return not _try_lock(descriptor, fcntl.LOCK_SH, run_dir)
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int, mode: int, path: Path) -> bool:
+    try:
+        fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        raise RunError(
+            f"{path} cannot be locked ({error.strerror}): put runs on a file system with locks"
+        ) from error
+    return True
+
+
+_held: set[int] = set()
+
+
+def _close_inherited() -> None:
+    # A forked env worker that outlives its parent must not keep the run locked.
+    while _held:
+        os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_close_inherited)
+
+
+def collect_metadata(
+    *,
+    command: Sequence[str],
+    seed: int,
+    device: str,
+    resume_level: str,
+    extra: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What is needed to repeat a run: versions, platform, command, git commit, seed, `extra`.
+
+    The host name is left out, so that run directories can be published.
+    """
+    import torch  # listing runs must not pay for the import
+
+    return {
+        "started_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": list(command),
+        "seed": seed,
+        "device": device,
+        "resume_level": resume_level,
+        "python": platform.python_version(),
+        "packages": _package_versions(),
+        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpu_count": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        **git_state(Path.cwd()),
+        **_package_git_state(),
+        **extra,
+    }
+
+
+def with_session(
+    path: Path, session: Mapping[str, Any], resumed_from: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The metadata of a run that a session begins or goes on with, given its file's path.
+
+    How the run began stays; `sessions` and `resumed_from` get an entry each.
+    """
+    try:
+        earlier = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        earlier = {}
+    if not isinstance(earlier, dict):
+        earlier = {}
+    metadata = {**session, **earlier}
+    metadata["sessions"] = [*earlier.get("sessions", []), dict(session)]
+    if resumed_from is not None:
+        metadata["resumed_from"] = [*earlier.get("resumed_from", []), dict(resumed_from)]
+    return metadata
+
+
+def usable_cpus() -> int:
+    """CPUs this process may run on, which a container or a scheduler may have limited."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _package_versions() -> dict[str, str]:
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def git_state(folder: Path, *, below: str = ":/") -> dict[str, Any]:
+    """Commit of the checkout a folder lies in, and whether files `below` differ from it.
+
+    Empty if there is no checkout.
+    """
+    try:
+        commit = _git(folder, "rev-parse", "HEAD")
+        changes = _git(folder, "status", "--porcelain", "--", below)
+        return {"git_commit": commit, "git_dirty": bool(changes)}
+    except (OSError, subprocess.SubprocessError):
+        return {}
+
+
+def _package_git_state() -> dict[str, Any]:
+    """The same of this package's source, unless it is installed as a copy."""
+    here = Path(__file__).resolve()
+    try:
+        # An environment inside somebody's checkout is not part of that checkout.
+        _git(here.parent, "ls-files", "--error-unmatch", here.name)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    # What else lies in the checkout, such as results, is not the package.
+    state = git_state(here.parents[1], below=".")
+    return {f"package_{key}": value for key, value in state.items()}
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    # No index refresh and no fsmonitor: asking must change nothing and run nothing.
+    options = ["--no-optional-locks", "-c", "core.fsmonitor=false", "-C", str(folder)]
+    done = subprocess.run(
+        ["git", *options, *arguments],
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=_GIT_TIMEOUT_S,
+        stdin=subprocess.DEVNULL,
+    )
+    return done.stdout.strip()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInfo:
+    """One line in a list of runs.
+
+    `status` is running (locked by a living process), finished, interrupted (stopped and saved),
+    failed (by an error), unfinished (no summary: it was killed) or unreadable.
+    """
+
+    path: Path
+    algo: str = ""
+    env_id: str = ""
+    seed: int | None = None
+    env_steps: int = 0
+    status: str = "unreadable"
+    eval_return_mean: float | None = None
+
+
+def list_runs(root: Path) -> list[RunInfo]:
+    """The runs in `root` and down to three levels below it, by path; links are not followed."""
+    return [_run_info(path) for path in _run_directories(root, 3)]
+
+
+def _run_directories(folder: Path, levels: int) -> Iterator[Path]:
+    if any((folder / name).is_file() for name in (METADATA_NAME, CONFIG_NAME)):
+        yield folder
+        return
+    if levels == 0:
+        return
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return
+    for name in names:
+        path = folder / name
+        if not name.startswith(".") and path.is_dir() and not path.is_symlink():
+            yield from _run_directories(path, levels - 1)
+
+
+def _run_info(path: Path) -> RunInfo:
+    try:
+        summary = _read_object(path / SUMMARY_NAME)
+        facts = {**_read_config(path), **_read_object(path / METADATA_NAME), **summary}
+        steps = summary or last_row(path / METRICS_NAME)
+        return RunInfo(
+            path=path,
+            algo=str(facts.get("algo", "")),
+            env_id=str(facts.get("env_id", "")),
+            seed=_number(facts.get("seed"), int),
+            env_steps=_number(steps.get("global_step"), int) or 0,
+            status=_status(path, summary),
+            eval_return_mean=_number(summary.get("eval_return_mean"), float),
+        )
+    except (OSError, ValueError, RecursionError, RunError):
+        return RunInfo(path=path)
+
+
+def _status(path: Path, summary: dict[str, Any]) -> str:
+    if is_locked(path):
+        return "running"
+    if not summary:
+        return "unfinished"
+    status = summary.get("status")
+    return status if status in ("interrupted", "failed") else "finished"
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a run; empty if there is no such file."""
+    if not path.exists():
+        return {}
+    value = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds no JSON object")
+    return value
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if (path / METADATA_NAME).exists() or not (path / CONFIG_NAME).exists():
+        return {}
+    import yaml  # only for a run that died before its metadata was written
+
+    try:
+        config = yaml.safe_load((path / CONFIG_NAME).read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path / CONFIG_NAME} is not YAML") from error
+    return config if isinstance(config, dict) else {}
+
+
+def _number(value: Any, kind: type[N]) -> N | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return kind(value)
