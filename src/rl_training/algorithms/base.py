@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from typing import Any, ClassVar, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.gradients import Vjp, uncompiled, writes_out_its_gradient
-from rl_training.data.arrays import Array, HostView, Rows
-from rl_training.data.types import Moment, PolicyState
+from rl_training.data.types import Clock, EnvSpec, PolicyState
+from rl_training.errors import ConfigError
+from rl_training.storage.state import Stateful
+
+
+class Loss(NamedTuple):
+    """A scalar to descend, detached 0-d metrics by name, and a priority per row if there is one."""
+
+    value: Tensor
+    metrics: Mapping[str, Tensor]
+    priority: Tensor | None = None
+
+    @classmethod
+    def of(cls, result: Loss | Tensor, name: str = "loss") -> Loss:
+        """The same; a plain scalar is its only metric, under the given name."""
+        if isinstance(result, Loss):
+            return result
+        return cls(result, {name: result.detach()})
 
 
 class UpdateResult(NamedTuple):
@@ -21,45 +35,31 @@ class UpdateResult(NamedTuple):
 
     metrics: Mapping[str, Tensor]
     gradient_steps: int = 1
-    priorities: Array | None = None
+    priorities: Tensor | None = None
 
 
-class Acting(NamedTuple):
+class ActResult(NamedTuple):
     """Actions of one vector step, a row per environment, and the policy state after it."""
 
     action: np.ndarray
     state: PolicyState = ()
 
 
-class Stateful(Protocol):
-    """Anything whose state goes into a checkpoint."""
+class Algorithm(Stateful, ABC):
+    """Base of the algorithms: acts, updates, and declares what a checkpoint holds of it.
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state as nested dictionaries of tensors, arrays and plain values."""
-
-    def load_state_dict(self, state: dict[str, Any], /) -> Any:
-        """Take over a saved state."""
-
-
-class Algorithm(ABC):
-    """Base of the algorithms: a device, and `parts` from which the checkpoint is derived.
-
-    A subclass sets `parts` to every stateful thing it owns (networks, optimisers, generators) and
-    `vjp` to `vjp_of` its network, and writes `act` and `update`. `step_functions` names the methods
-    that `compile` may compile: those that compute a gradient and leave it in the parameters. `vjps`
-    names what these call to get one.
+    A subclass names every stateful attribute it adds in `state_fields` (networks, optimisers,
+    generators) and writes `act`, `update` and its losses in plain torch. `losses` names them: these
+    are what `compile` compiles. With `example_inputs` they are tried before a run.
     """
 
-    parts: dict[str, Stateful]
-    vjp: Vjp
-    step_functions: ClassVar[tuple[str, ...]] = ("_gradient",)
-    vjps: ClassVar[tuple[str, ...]] = ("vjp",)
+    losses: ClassVar[tuple[str, ...]] = ("loss",)
+    compiles: ClassVar[bool] = True
+    """Whether `torch.compile` gains anything: kernels of sequences are left as they are."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
         self.execution = "eager"
-        self.acts_on_host = self.learns_on_host = False  # on NumPy arrays
-        self.host_view = HostView()
         self._modules: dict[nn.Module, list[nn.Module]] = {}
 
     def initial_state(self, num_envs: int) -> PolicyState:  # noqa: ARG002 - feed-forward default
@@ -72,57 +72,39 @@ class Algorithm(ABC):
         obs: np.ndarray,
         state: PolicyState,
         first: np.ndarray,
-        moment: Moment,
+        clock: Clock,
         *,
         explore: bool,
-    ) -> Acting:
+    ) -> ActResult:
         """Choose an action per row; greedy (or mean) unless `explore`."""
 
     @abstractmethod
-    def update(self, batch: Any, moment: Moment) -> UpdateResult:
+    def update(self, batch: Any, clock: Clock) -> UpdateResult:
         """Make one update from a batch."""
 
-    def use_arrays(self, network: nn.Module) -> None:
-        """Compute on NumPy arrays if the network can, and if its memory is the host's.
-
-        Updates do so only with one thread: several belong to torch, which shares out its products.
-        """
-        self.acts_on_host = self.device.type == "cpu" and writes_out_its_gradient(network)
-        self.learns_on_host = self.acts_on_host and torch.get_num_threads() == 1
-
-    def quietly(self) -> AbstractContextManager[Any]:
-        """Without a graph of tensors, or without NumPy's warnings of what is checked later."""
-        return np.errstate(all="ignore") if self.learns_on_host else torch.no_grad()
-
-    def to_learn_from(self, rows: Rows) -> Rows:
-        """A batch or rollout as the update takes it."""
-        return self.host_view.of(rows) if self.learns_on_host else rows
-
-    def compile(self) -> None:
-        """Run the step functions through `torch.compile` from now on."""
-        torch.compiler.reset()  # what earlier runs of the process compiled would count as retries
-        for name in self.vjps:
-            setattr(self, name, uncompiled(getattr(self, name)))
-        for name in self.step_functions:
-            setattr(self, name, torch.compile(getattr(self, name)))
-        self.execution, self.learns_on_host = "compiled", False
-
-    def schedules(self, moment: Moment) -> dict[str, float]:  # noqa: ARG002 - none by default
-        """Scheduled quantities at this moment, for the log."""
+    def example_inputs(self) -> dict[str, tuple[Any, ...]]:
+        """Made-up inputs of some losses, by name, such as `update` would give them."""
         return {}
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state of every part."""
-        return {name: dict(part.state_dict()) for name, part in self.parts.items()}
+    def compile(self) -> None:
+        """Run the losses through `torch.compile` from now on."""
+        torch.compiler.reset()  # what earlier runs of the process compiled would count as retries
+        for name in self.losses:
+            setattr(self, name, torch.compile(getattr(self, name)))
+        self.execution = "compiled"
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore every part."""
-        for name, part in self.parts.items():
-            part.load_state_dict(state[name])
+    def schedules(self, clock: Clock) -> dict[str, float]:  # noqa: ARG002 - none by default
+        """Scheduled quantities now, for the log."""
+        return {}
+
+    def state_names(self) -> list[str]:
+        """The names of all stateful attributes."""
+        return list(self._state_attributes.values())
 
     def networks(self) -> dict[str, nn.Module]:
-        """The parts that are networks, by name."""
-        return {name: part for name, part in self.parts.items() if isinstance(part, nn.Module)}
+        """The stateful attributes that are networks, by name."""
+        parts = ((name, getattr(self, name)) for name in self.state_names())
+        return {name: part for name, part in parts if isinstance(part, nn.Module)}
 
     def set_training(self, network: nn.Module, training: bool) -> None:
         """Switch layers such as dropout between acting and learning.
@@ -136,14 +118,147 @@ class Algorithm(ABC):
         for module in self._modules[network]:
             module.__dict__["training"] = training
 
-    def output(self, network: Callable[[Array], Array], obs: np.ndarray) -> np.ndarray:
-        """What a network gives for host observations, as an array."""
-        array: np.ndarray
-        if self.acts_on_host:
-            with np.errstate(all="ignore"):
-                array = network(obs)
-        else:
-            with torch.no_grad():
-                tensor = network(torch.from_numpy(obs).to(self.device))
-            array = tensor.detach().cpu().numpy()
-        return array
+    def tensor(self, array: np.ndarray) -> Tensor:
+        """Host numbers as a tensor on the algorithm's device."""
+        return torch.from_numpy(array).to(self.device)
+
+
+class Recurrent(Algorithm):
+    """Acts with a recurrent network, whose state stays on the host between steps.
+
+    The network has `initial_state(rows)` and `act(obs, state, first)`, which gives its output first
+    and the state after the step last.
+    """
+
+    model: Any
+    compiles = False
+
+    def initial_state(self, num_envs: int) -> PolicyState:
+        """The state of the network at the start of an episode."""
+        return host_state(self.model.initial_state(num_envs))
+
+    @torch.no_grad()
+    def output_and_state(
+        self, obs: np.ndarray, state: PolicyState, first: np.ndarray
+    ) -> tuple[np.ndarray, PolicyState]:
+        """The network's output for one step, and its state after it."""
+        before = tuple(self.tensor(part) for part in state)
+        result = self.model.act(self.tensor(obs), before, self.tensor(first))
+        return result[0].cpu().numpy(), host_state(result[-1])
+
+
+def host_state(state: tuple[Tensor, ...]) -> PolicyState:
+    """A policy state as collector, buffers and users see it."""
+    return tuple(part.cpu().numpy() for part in state)
+
+
+@torch.no_grad()
+def check_recurrent(
+    model: Any,
+    spec: EnvSpec,
+    method: str,
+    fields: Mapping[str, tuple[int, ...]],
+    sizes: Sequence[int],
+    *,
+    state_after: bool = True,
+) -> None:
+    """Refuse a network that does not act step by step and go through sequences with `method`.
+
+    Both take (obs, state, first). `act` gives the first of `fields` first and the state last, whose
+    parts have the given sizes; `method` gives all fields, and the state too if `state_after`.
+    `fields` has the shape of each for one row.
+    """
+    model.eval()
+    for name in ("initial_state", "act", method):
+        if not callable(getattr(model, name, None)):
+            raise ConfigError(f"network: expected a method {name}, found none")
+    device = trainable_parameters(model)[0].device
+    first = torch.zeros(2, 1, dtype=torch.bool, device=device)
+    obs = torch.zeros(2, 1, *spec.obs_shape, device=device)
+    sequence: dict[str, Any] = {name: (2, 1, *shape) for name, shape in fields.items()}
+    leading = next(iter(fields))
+    state = {"state": [(1, size) for size in sizes]}
+    for name, rows, starts, expected in (
+        (method, obs, first, sequence | (state if state_after else {})),
+        ("act", obs[0], first[0], {leading: sequence[leading][1:], **state}),
+    ):
+        shapes = ", ".join(f"{field} {shape}" for field, shape in expected.items())
+        call = f"network.{name}(obs {tuple(rows.shape)}, state, first): expected {shapes}"
+        try:
+            output = getattr(model, name)(rows, model.initial_state(1), starts)
+            found = {field: _shape_of(output, field, leading) for field in expected}
+        except Exception as error:
+            raise ConfigError(f"{call}, but calling it raised: {error}") from error
+        if found != expected:
+            shown = ", ".join(f"{field} {shape}" for field, shape in found.items())
+            raise ConfigError(f"{call}, found {shown}")
+
+
+def _shape_of(output: Any, field: str, leading: str) -> Any:
+    """The shape of a field; the leading one and the state go by their place."""
+    if field == "state":
+        return [tuple(part.shape) for part in output[-1]]
+    return tuple((output[0] if field == leading else getattr(output, field)).shape)
+
+
+def trainable_parameters(network: nn.Module) -> list[nn.Parameter]:
+    """The parameters that are trained; a network without any is refused."""
+    trainable = [p for p in network.parameters() if p.requires_grad]
+    if not trainable:
+        raise ConfigError("network: expected trainable parameters, found none")
+    return trainable
+
+
+def example_observation(spec: EnvSpec, device: torch.device) -> Tensor:
+    """A batch of one observation of zeros, of the type that a network is given."""
+    return torch.zeros(1, *spec.obs_shape, dtype=getattr(torch, spec.obs_dtype), device=device)
+
+
+@torch.no_grad()
+def check_output(
+    network: nn.Module,
+    call: Callable[..., Any],
+    inputs: Sequence[Tensor],
+    expected: tuple[int, ...],
+    *,
+    name: str = "network",
+    shapes: str = "",
+) -> None:
+    """Refuse a network whose `call(*inputs)` is not a tensor of the expected shape.
+
+    `shapes` says in words what it is expected to give, and for what.
+    """
+    network.eval()
+    wanted = shapes or f"a tensor of shape {expected}"
+    try:
+        output = call(*inputs)
+    except Exception as error:
+        raise ConfigError(f"{name}: expected {wanted}, but calling it raised: {error}") from error
+    found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if found != expected:
+        raise ConfigError(f"{name}: expected {wanted}, found {found} for one observation")
+
+
+def modules_of(network: nn.Module, *names: str) -> list[nn.Module]:
+    """The network's modules of these names; parameters outside them, or in two, are refused."""
+    modules: list[nn.Module] = []
+    known: set[nn.Parameter] = set()
+    listed = " and ".join(names)
+    for name in names:
+        module = getattr(network, name, None)
+        if not isinstance(module, nn.Module):
+            raise ConfigError(f"network: expected a module named {name}, found none")
+        parameters = set(module.parameters())
+        if known & parameters:
+            raise ConfigError(
+                f"network: {listed} share parameters, and each has its own optimiser; give each "
+                "its own layers"
+            )
+        known |= parameters
+        modules.append(module)
+    if any(p.requires_grad for p in set(network.parameters()) - known):
+        raise ConfigError(
+            f"network: expected all parameters in {listed}, found others, which would not be "
+            "trained; move them there"
+        )
+    return modules

@@ -10,85 +10,71 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
-from torch import nn
-from typing_extensions import Self
+from torch import Tensor, nn
 
-from rl_training.algorithms.functional.categorical import project
-from rl_training.algorithms.functional.td import chosen
-from rl_training.algorithms.q_learning import METRICS, LossResult
-from rl_training.algorithms.value_based import Returns, ValueBased
-from rl_training.algorithms.value_based_config import ValueBasedConfig
-from rl_training.data.arrays import (
-    Array,
-    constant,
-    log_softmax,
-    means,
-    namespace,
-    on_host,
-    rows_of,
-    softmax,
-)
-from rl_training.data.metrics import Metrics
+from rl_training.algorithms.base import Loss
+from rl_training.algorithms.value_based import ReturnDistribution, ValueBased, action_values
+from rl_training.config.value_based import C51Config
+from rl_training.data.shapes import expect_shapes
 from rl_training.data.types import Batch, EnvSpec
-from rl_training.experiment.config import check
 
 
-class C51Config(ValueBasedConfig):
-    """Hyper-parameters of C51."""
+def project(probabilities: Tensor, reward: Tensor, discount: Tensor, support: Tensor) -> Tensor:
+    """The distribution of `reward + discount * Z` on the support of Z (Eq. 7).
 
-    num_atoms: int = Field(51, ge=2, le=10_000, description="returns of the distribution")
-    v_min: float = Field(-10.0, ge=-1e6, le=1e6, description="the lowest of them")
-    v_max: float = Field(10.0, ge=-1e6, le=1e6, description="the highest")
-
-    @model_validator(mode="after")
-    def _a_range_of_returns(self) -> Self:
-        apart = (self.v_max - self.v_min) / (self.num_atoms - 1)
-        check(
-            apart > 1e-5 * max(abs(self.v_min), abs(self.v_max)),
-            f"expected v_min below v_max, so far that {self.num_atoms} returns between them can be "
-            f"told apart, found {self.v_min} and {self.v_max}; widen the range, or lower num_atoms",
-        )
-        return self
+    Shapes: probabilities [B, K], reward and discount [B], support [K]. Each shifted return shares
+    its probability between the two neighbours of the place where it falls, and gives all of it to
+    one if it falls on it; beyond the ends it goes to the end. Nothing is lost.
+    """
+    expect_shapes("B K, B, B, K", probabilities, reward, discount, support)
+    count = len(support)
+    spacing = (support[-1] - support[0]) / (count - 1)
+    place = (reward[:, None] + discount[:, None] * support - support[0]) / spacing
+    place = place.clip(0, count - 1)
+    lower = place.long().clip(0, count - 2)
+    upper_share = (place - lower) * probabilities
+    projected = torch.zeros_like(probabilities)
+    projected.scatter_add_(1, lower, probabilities - upper_share)
+    return projected.scatter_add_(1, lower + 1, upper_share)
 
 
 def c51_loss(
-    logits: Array,
-    following: Array,
+    logits: Tensor,
+    next_logits: Tensor,
     batch: Batch,
-    support: Array,
+    support: Tensor,
     *,
-    selector: Array | None = None,
-) -> LossResult:
+    selector: Tensor | None = None,
+) -> Loss:
     """Weighted mean over the batch of the cross-entropy with the projected target distribution.
 
-    Shapes: logits [B, A, K] of the online network at `obs`, following [B, A, K] logits of the
-    target network at `next_obs`, support [K]; `selector` [B, A] chooses the next action, by default
-    by the expectation of `following`. A row's priority is the cross-entropy beyond the target's own
+    Shapes: logits [B, A, K] of the online network at `obs`, next_logits [B, A, K] of the target
+    network at `next_obs`, support [K]; `selector` [B, A] chooses the next action, by default by the
+    expectation of `next_logits`. A row's priority is the cross-entropy beyond the target's own
     entropy (Kullback-Leibler), as in Rainbow.
     """
-    xp, rows = namespace(logits), rows_of(logits)
     if selector is None:
-        selector = softmax(following) @ support
-    next_probabilities = softmax(chosen(following, selector.argmax(1)))
-    target = constant(project(next_probabilities, batch.reward, batch.discount, support))
-    log_probabilities = log_softmax(chosen(logits, batch.action))
-    probabilities = xp.exp(log_probabilities)
-    value, target_value = probabilities @ support, target @ support
-    crossed = -(target * log_probabilities).sum(-1)
-    entropy = -(target * xp.log(target.clip(1e-30, 1.0))).sum(-1)
-    error = constant(abs(value - target_value))
-    numbers = means(crossed * batch.weight, value, target_value, error)
-    gradient = xp.zeros_like(logits)
-    # The gradient of a cross-entropy with respect to its logits.
-    pull = (constant(probabilities) - target) * (batch.weight / len(rows))[:, None]
-    gradient[rows, batch.action] = pull
-    divergence = constant(crossed - entropy).clip(0.0, None)
-    return LossResult(numbers[0], gradient, Metrics(METRICS, numbers), divergence)
+        selector = next_logits.softmax(-1) @ support
+    next_probabilities = action_values(next_logits, selector.argmax(1)).softmax(-1)
+    target = project(next_probabilities, batch.reward, batch.discount, support).detach()
+    log_probabilities = action_values(logits, batch.action).log_softmax(-1)
+    cross_entropy = -(target * log_probabilities).sum(-1)
+    loss = (cross_entropy * batch.weight).mean()
+    entropy = -(target * target.clip(min=1e-30).log()).sum(-1)
+    value, target_value = log_probabilities.detach().exp() @ support, target @ support
+    metrics = {
+        "loss": loss.detach(),
+        "q_value_mean": value.mean(),
+        "target_mean": target_value.mean(),
+        "td_error_mean": (value - target_value).abs().mean(),
+    }
+    return Loss(loss, metrics, (cross_entropy.detach() - entropy).clip(min=0.0))
 
 
 class C51(ValueBased):
     """Q-learning on a categorical distribution of the return."""
+
+    hyper: C51Config
 
     def __init__(
         self,
@@ -100,27 +86,24 @@ class C51(ValueBased):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__(model, hyper, spec, seed=seed, device=device)
-        self._tensor = torch.linspace(hyper.v_min, hyper.v_max, hyper.num_atoms).to(self.device)
-        self._array = on_host(self._tensor)
+        self.support = torch.linspace(hyper.v_min, hyper.v_max, hyper.num_atoms).to(self.device)
+
+    def loss(self, batch: Batch) -> Loss:
+        """`c51_loss` on the algorithm's support."""
+        next_logits, selector = self.target(batch.next_obs), self.selector(batch.next_obs)
+        return c51_loss(self.model(batch.obs), next_logits, batch, self.support, selector=selector)
 
     @staticmethod
     def per_action(hyper: C51Config) -> tuple[int, ...]:
         """One number per return."""
         return (hyper.num_atoms,)
 
-    def support(self, x: Array) -> Array:
-        """The returns of the distribution, as an array if `x` is one."""
-        return self._array if isinstance(x, np.ndarray) else self._tensor
-
-    def q_values(self, output: Array) -> Array:
+    def q_values(self, output: Tensor) -> Tensor:
         """The expected return of each action."""
-        return softmax(output) @ self.support(output)
+        return output.softmax(-1) @ self.support
 
-    def returns(self, output: np.ndarray) -> Returns:
+    def returns(self, output: np.ndarray) -> ReturnDistribution:
         """Probabilities of the fixed returns."""
-        atoms = np.broadcast_to(self.support(output), output.shape)
-        return Returns("atoms", atoms, softmax(output))
-
-    def loss(self, output: Array, following: Array, selector: Array, batch: Batch) -> LossResult:
-        """`c51_loss` on the algorithm's support."""
-        return c51_loss(output, following, batch, self.support(output), selector=selector)
+        probabilities = torch.from_numpy(output).softmax(-1).numpy()
+        atoms = np.broadcast_to(self.support.cpu().numpy(), output.shape)
+        return ReturnDistribution("atoms", atoms, probabilities)

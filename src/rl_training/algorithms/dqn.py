@@ -8,53 +8,59 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
 
-from rl_training.algorithms.functional.shapes import expect_shapes
-from rl_training.algorithms.functional.td import chosen, q_target
-from rl_training.algorithms.q_learning import METRICS, LossResult
-from rl_training.algorithms.value_based import ValueBased
-from rl_training.algorithms.value_based_config import ValueBasedConfig
-from rl_training.data.arrays import Array, constant, means, namespace, rows_of
-from rl_training.data.metrics import Metrics
+from rl_training.algorithms.base import Loss
+from rl_training.algorithms.value_based import ValueBased, action_values
+from rl_training.config.value_based import DQNConfig
+from rl_training.data.shapes import expect_shapes
 from rl_training.data.types import Batch
 
 
-class DQNConfig(ValueBasedConfig):
-    """Hyper-parameters of DQN."""
+def q_target(
+    reward: Tensor, discount: Tensor, next_q: Tensor, selector: Tensor | None = None
+) -> Tensor:
+    """Target `reward + discount * next_q[argmax selector]`.
 
-    loss: Literal["huber", "mse"] = Field(
-        "huber", description="of the temporal-difference error; mse is half its square"
-    )
+    Shapes: reward [B], discount [B], next_q and selector [B, A]. Without a selector this is
+    Q-learning's maximum; with the online network's values it is double Q-learning
+    (van Hasselt et al., 2016, Eq. 4).
+    """
+    best = next_q.amax(1) if selector is None else action_values(next_q, selector.argmax(1))
+    expect_shapes("B, B, B", reward, discount, best)
+    return reward + discount * best
 
 
 def dqn_loss(
-    q: Array,
-    next_q: Array,
+    q: Tensor,
+    next_q: Tensor,
     batch: Batch,
     *,
-    selector: Array | None = None,
+    selector: Tensor | None = None,
     kind: Literal["huber", "mse"] = "huber",
-) -> LossResult:
+) -> Loss:
     """Weighted mean over the batch of the Huber (or half squared) temporal-difference error.
 
     Shapes: q, next_q and selector [B, A]. `q` is the online network at `obs`, `next_q` the target
     network at `next_obs`; `selector` chooses the next action, by default `next_q` itself.
     """
-    target = constant(q_target(batch.reward, batch.discount, next_q, selector))
-    value = chosen(q, batch.action)
+    target = q_target(batch.reward, batch.discount, next_q, selector).detach()
+    value = action_values(q, batch.action)
     expect_shapes("B, B, B", value, target, batch.weight)
-    error = value - target
-    # Huber's derivative is the error held within 1, and Huber itself slope * (error - slope / 2);
-    # the half square is the same without the bound.
-    slope = error.clip(-1.0, 1.0) if kind == "huber" else error
-    weighted = slope * batch.weight
-    rows = weighted * (error - 0.5 * slope)
-    td_error = constant(abs(error))
-    numbers = means(rows, value, target, td_error)
-    gradient = namespace(q).zeros_like(q)
-    gradient[rows_of(q), batch.action] = constant(weighted) / len(weighted)
-    return LossResult(numbers[0], gradient, Metrics(METRICS, numbers), td_error)
+    if kind == "huber":
+        rows = F.huber_loss(value, target, reduction="none")
+    else:
+        rows = 0.5 * (value - target) ** 2
+    loss = (rows * batch.weight).mean()
+    td_error = (value.detach() - target).abs()
+    metrics = {
+        "loss": loss.detach(),
+        "q_value_mean": value.detach().mean(),
+        "target_mean": target.mean(),
+        "td_error_mean": td_error.mean(),
+    }
+    return Loss(loss, metrics, td_error)
 
 
 class DQN(ValueBased):
@@ -62,7 +68,8 @@ class DQN(ValueBased):
 
     hyper: DQNConfig
 
-    def loss(self, output: Array, following: Array, selector: Array, batch: Batch) -> LossResult:
-        """`dqn_loss` of the kind that was asked for."""
-        selector = selector if self.hyper.double else None
-        return dqn_loss(output, following, batch, selector=selector, kind=self.hyper.loss)
+    def loss(self, batch: Batch) -> Loss:
+        """`dqn_loss`; with `double` the online network chooses the next action."""
+        next_q, selector = self.target(batch.next_obs), self.selector(batch.next_obs)
+        q = self.model(batch.obs)
+        return dqn_loss(q, next_q, batch, selector=selector, kind=self.hyper.loss)

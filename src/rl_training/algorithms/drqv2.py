@@ -7,37 +7,52 @@ loss, where its clamp to the bounds passes gradients as if it were not there; no
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Acting, Algorithm, UpdateResult
-from rl_training.algorithms.checks import check_encoded
-from rl_training.algorithms.drqv2_config import DrQv2Config
-from rl_training.algorithms.functional.shapes import expect_shapes
-from rl_training.algorithms.generators import derived_seeds, normal_noise, uniform_noise
-from rl_training.algorithms.optimization import Optimizer, TargetNetwork
-from rl_training.algorithms.random_shifts import RandomShifts
-from rl_training.data.metrics import Metrics
-from rl_training.data.types import Batch, EnvSpec, Moment, PolicyState
-from rl_training.experiment.config import scheduled_value
+from rl_training.algorithms.base import (
+    Loss,
+    UpdateResult,
+    example_observation,
+    trainable_parameters,
+)
+from rl_training.algorithms.deterministic_actor_critic import (
+    DeterministicActorCritic,
+    squared_error,
+)
+from rl_training.algorithms.functional.random_shift import RandomShifts
+from rl_training.algorithms.optimization import Optimizer, descend_together
+from rl_training.config.actor_critic import DrQv2Config
+from rl_training.data.examples import example_batch
+from rl_training.data.generators import derived_seeds
+from rl_training.data.metrics import JoinedMetrics
+from rl_training.data.types import Batch, Clock, EnvSpec
+from rl_training.errors import ConfigError
 
-METRICS = ("critic_loss", "q_value_mean", "target_q_mean", "actor_loss")
 BOUND = 1 - 1e-6  # of actions, so that they stay inside the squashing's range
 
 
-def drqv2_loss(q_values: Tensor, target: Tensor) -> Tensor:
+def drqv2_loss(q_values: Tensor, target: Tensor) -> Loss:
     """Squared error of values [E, B], averaged over the batch and summed over the critics."""
-    expect_shapes("E B, B", q_values, target)
-    return ((q_values - target) ** 2).mean(1).sum()
+    loss = squared_error(q_values, target)
+    metrics = {
+        "critic_loss": loss.detach(),
+        "q_value_mean": q_values.detach().mean(),
+        "target_q_mean": target.detach().mean(),
+    }
+    return Loss(loss, metrics)
 
 
-class DrQv2(Algorithm):
+class DrQv2(DeterministicActorCritic):
     """Data-regularised Q, version 2."""
 
-    step_functions = ()
+    state_fields = ("encoder_optimizer", "shifts")
+    module_names = ("actor", "critics", "encoder")
+    compiles = False
+    hyper: DrQv2Config
 
     def __init__(
         self,
@@ -48,89 +63,90 @@ class DrQv2(Algorithm):
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        super().__init__(device)
-        self.hyper = hyper
-        self.model = cast("Any", model.to(self.device))
-        check_encoded(self.model, spec, hyper)
-        self.optimizers = {
-            name: Optimizer(getattr(self.model, name)) for name in ("encoder", "actor", "critics")
-        }
-        own = self.optimizers["critics"]
-        self.target = TargetNetwork(self.model.critics, own, tau=hyper.tau)
-        seeds = derived_seeds(seed, 3)
-        self.noise = normal_noise(seeds[0], spec.action_dim)
-        self.random = uniform_noise(seeds[1], spec.action_dim)
-        self.shifts = RandomShifts(seeds[2], hyper.pad, spec.obs_shape)
-        self.parts = {
-            "model": self.model,
-            "target": self.target,
-            **{f"{name}_optimizer": optimizer for name, optimizer in self.optimizers.items()},
-            "noise": self.noise,
-            "random": self.random,
-            "shifts": self.shifts,
-        }
+        super().__init__(model, hyper, spec, seed=seed, device=device)
+        self.encoder_optimizer = Optimizer(self.encoder)
+        self.shifts = RandomShifts(derived_seeds(seed, 3)[2], hyper.pad, spec.obs_shape)
 
-    def act(
-        self,
-        obs: np.ndarray,
-        state: PolicyState,
-        first: np.ndarray,  # noqa: ARG002 - feed-forward
-        moment: Moment,
-        *,
-        explore: bool,
-    ) -> Acting:
-        """The actor's actions, with noise if exploring; uniform ones during warm-up."""
-        if explore and moment.warming_up:
-            return Acting(self.random.step(len(obs)), state)
-        self.set_training(self.model, False)
-        action = self.output(lambda images: self.model.actor(self.model.encoder(images)), obs)
-        if explore:
-            spread = self.schedules(moment)["noise"]
-            action = (action + spread * self.noise.step(len(obs))).clip(-1, 1).astype(np.float32)
-        return Acting(action, state)
+    @property
+    def encoder(self) -> nn.Module:
+        """What turns images into the features that actor and critics see."""
+        return self.others[0]
 
-    def schedules(self, moment: Moment) -> dict[str, float]:
-        """The learning rate and the spread of the noise."""
-        when = (moment.env_steps, moment.horizon)
-        return {
-            "learning_rate": scheduled_value(self.hyper.learning_rate, *when),
-            "noise": scheduled_value(self.hyper.noise, *when),
-        }
-
-    def update(self, batch: Batch, moment: Moment) -> UpdateResult:
+    def update(self, batch: Batch, clock: Clock) -> UpdateResult:
         """One step of the critics and the encoder, one of the actor, and one of the targets."""
-        now = self.schedules(moment)
+        now = self.schedules(clock)
         self.set_training(self.model, True)
-        seen = self.model.encoder(self.shifts(batch.obs))
+        features = self.encoder(self.shifts(batch.obs))
         with torch.no_grad():
-            following = self.model.encoder(self.shifts(batch.next_obs))
-            action = self._noisy(self.model.actor(following), now["noise"])
-            value = self.target.module(following, action).amin(0)[:, 0]
-            target = batch.reward + batch.discount * value
-        q_values = self.model.critics(seen, batch.action)[:, :, 0]
-        critic_loss = drqv2_loss(q_values, target)
-        self._step(critic_loss, ("encoder", "critics"), now["learning_rate"])
-        seen = seen.detach()
-        action = self._noisy(self.model.actor(seen), now["noise"])
-        actor_loss = -self.model.critics(seen, action).amin(0).mean()
-        self._step(actor_loss, ("actor",), now["learning_rate"])
-        self.target.update(moment)
-        numbers = torch.stack([critic_loss, q_values.mean(), target.mean(), actor_loss])
-        return UpdateResult(Metrics(METRICS, numbers.detach()))
+            next_features = self.encoder(self.shifts(batch.next_obs))
+        noise = self.clipped_noise(batch.reward, now["noise"])
+        critic = descend_together(
+            (self.encoder_optimizer, self.critic_optimizer),
+            self.critic_loss,
+            batch._replace(obs=features, next_obs=next_features),
+            noise,
+            learning_rate=now["learning_rate"],
+        )
+        actor = self.actor_optimizer.descend(
+            self.actor_loss,
+            features.detach(),
+            self.clipped_noise(batch.reward, now["noise"]),
+            learning_rate=now["learning_rate"],
+        )
+        self.target.update(clock)
+        return UpdateResult(JoinedMetrics(critic.metrics, actor.metrics))
 
-    def _step(self, loss: Tensor, names: tuple[str, ...], learning_rate: float) -> None:
-        """Move some networks against the gradient of a loss."""
-        whole = [p for name in names for p in getattr(self.model, name).parameters()]
-        parameters = [p for p in whole if p.requires_grad]
-        grads = torch.autograd.grad(loss, parameters, allow_unused=True)
-        for parameter, grad in zip(parameters, grads, strict=True):
-            assert parameter.grad is not None
-            parameter.grad.zero_() if grad is None else parameter.grad.copy_(grad)
-        for name in names:
-            self.optimizers[name].step(learning_rate)
+    def critic_loss(self, batch: Batch, noise: Tensor) -> Loss:
+        """`drqv2_loss` of a batch whose observations are features."""
+        with torch.no_grad():
+            next_action = bounded(self.actor(batch.next_obs) + noise)
+            next_value = self.target(batch.next_obs, next_action).amin(0)[:, 0]
+            target = batch.reward + batch.discount * next_value
+        return drqv2_loss(self.critics(batch.obs, batch.action)[:, :, 0], target)
 
-    def _noisy(self, mean: Tensor, spread: float) -> Tensor:
-        """Actions with clipped noise, held within the bounds without holding back gradients."""
-        noise = torch.from_numpy(self.noise.step(len(mean))).to(self.device) * spread
-        action = mean + noise.clip(-self.hyper.noise_clip, self.hyper.noise_clip)
-        return action - action.detach() + action.detach().clip(-BOUND, BOUND)
+    def actor_loss(self, features: Tensor, noise: Tensor) -> Loss:
+        """Minus the lowest critic's mean value of the actor's noisy actions."""
+        action = bounded(self.actor(features) + noise)
+        loss = -self.critics(features, action).amin(0).mean()
+        return Loss(loss, {"actor_loss": loss.detach()})
+
+    def example_inputs(self) -> dict[str, tuple[Any, ...]]:
+        """A batch whose observations are features, or features alone, and noise."""
+        batch = example_batch(self.spec, self.device)
+        features, next_features = self.encoder(batch.obs), self.encoder(batch.next_obs).detach()
+        noise = self.clipped_noise(batch.reward, 1.0)
+        of_features = batch._replace(obs=features, next_obs=next_features)
+        return {"critic_loss": (of_features, noise), "actor_loss": (features.detach(), noise)}
+
+    @torch.no_grad()
+    def mean_action(self, obs: np.ndarray) -> np.ndarray:
+        """The actor's actions for images."""
+        action: np.ndarray = self.actor(self.encoder(self.tensor(obs))).cpu().numpy()
+        return action
+
+    @torch.no_grad()
+    def check_network(self) -> None:
+        """Refuse a network without fitting `encoder(images)`, `actor(features)` and `critics`."""
+        spec = self.spec
+        for module in (self.encoder, self.actor, self.critics):
+            device = trainable_parameters(module)[0].device
+        self.model.eval()
+        action = torch.zeros(1, spec.action_dim, device=device)
+        try:
+            features = self.encoder(example_observation(spec, device))
+            found = tuple(self.actor(features).shape), tuple(self.critics(features, action).shape)
+        except Exception as error:
+            raise ConfigError(
+                f"network: calling its encoder, actor and critics: {error}"
+            ) from error
+        expected = (1, spec.action_dim), (self.hyper.num_critics, 1, 1)
+        if found != expected:
+            raise ConfigError(
+                f"network: expected the actor to give {expected[0]} and the critics {expected[1]} "
+                f"for one observation, found {found[0]} and {found[1]}"
+            )
+
+
+def bounded(action: Tensor) -> Tensor:
+    """Actions held within the bounds, with gradients as if they were not."""
+    return action - action.detach() + action.detach().clip(-BOUND, BOUND)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rl_training.data.types import Moment
+from rl_training.algorithms.base import Loss
+from rl_training.config.value_based import OptimizerName
+from rl_training.data.types import Clock
+from rl_training.storage.state import Stateful
 
-OptimizerName = Literal["adam", "rmsprop"]
 RMSPROP_DECAY = 0.95
 
 
@@ -34,12 +37,14 @@ def flatten(module: nn.Module, *, gradients: bool) -> nn.Parameter:
     return flat
 
 
-class Optimizer:
+class Optimizer(Stateful):
     """Adam, or centred RMSprop, over a network's flat parameters, with gradient-norm clipping.
 
     Works on tensors, not through `torch.optim`'s classes: their first step imports the compiler,
     which takes seconds, and each later one costs more than the arithmetic of a small network.
     """
+
+    state_fields = ("_mean", "_square", "_steps")
 
     def __init__(
         self,
@@ -49,7 +54,10 @@ class Optimizer:
         eps: float = 1e-8,
         max_grad_norm: float | None = None,
     ) -> None:
+        self.module = module
         self.flat = flatten(module, gradients=True)
+        self.kernels: dict[Callable[..., Any], Callable[..., Loss]] = {}
+        self.leaves: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
         self.eps = eps
         self.max_grad_norm = max_grad_norm
         self._move = self._adam if name == "adam" else self._rmsprop
@@ -60,6 +68,32 @@ class Optimizer:
         self._mean, self._square = torch.zeros_like(self._values), torch.zeros_like(self._values)
         self._steps = torch.zeros((), device=self._values.device)
         self._host_steps = self._steps.numpy() if self._host_grad is not None else None
+
+    def descend(
+        self, loss: Callable[..., Loss | Tensor], *inputs: Any, learning_rate: float
+    ) -> Loss:
+        """One step against the gradient of `loss(*inputs)`."""
+        result = self.differentiate(loss, *inputs)
+        self.step(learning_rate)
+        return result
+
+    def differentiate(self, loss: Callable[..., Loss | Tensor], *inputs: Any) -> Loss:
+        """Leave the gradient of `loss(*inputs)` in the parameters' `grad`.
+
+        By a kernel, which writes the gradient out, if the loss is the method that it stands for.
+        """
+        kernel = self.kernels.get(getattr(loss, "__func__", loss))
+        if kernel is not None:
+            return kernel(*inputs)
+        result = Loss.of(loss(*inputs), loss.__name__)
+        self.zero_grad()
+        # Only these leaves: an actor's loss goes through the critics and must not train them.
+        torch.autograd.backward(result.value, inputs=self.leaves)
+        return result
+
+    def zero_grad(self) -> None:
+        """Forget the last gradient."""
+        self._grad.zero_()
 
     def step(self, learning_rate: float) -> None:
         """Move the parameters against their gradients."""
@@ -80,20 +114,8 @@ class Optimizer:
             self._host_steps += 1
         else:
             self._steps += 1
-        torch._fused_adam_(
-            [self._values],
-            [grad],
-            [self._mean],
-            [self._square],
-            [],
-            [self._steps],
-            lr=learning_rate,
-            beta1=0.9,
-            beta2=0.999,
-            weight_decay=0.0,
-            eps=self.eps,
-            amsgrad=False,
-            maximize=False,
+        fused_adam(
+            self._values, grad, self._mean, self._square, self._steps, learning_rate, self.eps
         )
 
     def _rmsprop(self, grad: Tensor, learning_rate: float) -> None:
@@ -103,18 +125,75 @@ class Optimizer:
         spread = (self._square - self._mean**2).clamp_(min=0.0).sqrt_().add_(self.eps)
         self._values.addcdiv_(grad, spread, value=-learning_rate)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The moments of the flat buffer."""
-        return {"mean": self._mean, "square": self._square, "steps": self._steps}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the moments."""
-        self._mean.copy_(state["mean"])
-        self._square.copy_(state["square"])
-        self._steps.copy_(state["steps"])
+def descend_together(
+    optimizers: Sequence[Optimizer],
+    loss: Callable[..., Loss | Tensor],
+    *inputs: Any,
+    learning_rate: float,
+) -> Loss:
+    """One step of several networks against the gradient of one loss."""
+    result = Loss.of(loss(*inputs), loss.__name__)
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    leaves = [leaf for optimizer in optimizers for leaf in optimizer.leaves]
+    torch.autograd.backward(result.value, inputs=leaves)
+    for optimizer in optimizers:
+        optimizer.step(learning_rate)
+    return result
 
 
-class TargetNetwork:
+def fused_adam(
+    values: Tensor,
+    grad: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    steps: Tensor,
+    learning_rate: float,
+    eps: float,
+) -> None:
+    """Adam's step number `steps` (Kingma & Ba, 2015), in place, with decays 0.9 and 0.999.
+
+    By the private call behind `torch.optim.Adam(fused=True)` where this torch has it.
+    """
+    kernel = getattr(torch, "_fused_adam_", None)
+    if kernel is None:
+        adam(values, grad, mean, square, steps, learning_rate, eps)
+        return
+    kernel(
+        [values],
+        [grad],
+        [mean],
+        [square],
+        [],
+        [steps],
+        lr=learning_rate,
+        beta1=0.9,
+        beta2=0.999,
+        weight_decay=0.0,
+        eps=eps,
+        amsgrad=False,
+        maximize=False,
+    )
+
+
+def adam(
+    values: Tensor,
+    grad: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    steps: Tensor,
+    learning_rate: float,
+    eps: float,
+) -> None:
+    """The same step written out."""
+    mean.lerp_(grad, 0.1)
+    square.mul_(0.999).addcmul_(grad, grad, value=0.001)
+    scale = (1 - 0.999**steps).sqrt()
+    values.sub_(learning_rate / (1 - 0.9**steps) * mean / (square.sqrt() / scale + eps))
+
+
+class TargetNetwork(Stateful):
     """A frozen copy of a network: copied from it every `interval` transitions, or following it.
 
     With `tau` below 1, or without an `interval`, every update moves the copy a share `tau` of the
@@ -122,54 +201,34 @@ class TargetNetwork:
     the network.
     """
 
-    def __init__(
-        self, module: nn.Module, source: Optimizer, *, tau: float, interval: int | None = None
-    ) -> None:
-        self.module: Any = copy.deepcopy(module).eval()
+    state_fields = ("module", "intervals_passed")
+
+    def __init__(self, source: Optimizer, *, tau: float, interval: int | None = None) -> None:
+        self.module: Any = copy.deepcopy(source.module).eval()
         self.tau = tau
         self.interval = interval
-        self._values = flatten(self.module, gradients=False).detach()
+        self.flat = flatten(self.module, gradients=False)
+        self._values = self.flat.detach()
         self.module.requires_grad_(False)
         self._source_values = source.flat.detach()
-        self._source_buffers = list(module.buffers())
-        self._intervals_seen = 0
+        self._source_buffers = list(source.module.buffers())
+        self.intervals_passed = 0
 
-    def update(self, moment: Moment) -> None:
+    @torch.no_grad()
+    def __call__(self, *inputs: Any) -> Tensor:
+        """The copy's output, without a gradient."""
+        output: Tensor = self.module(*inputs)
+        return output
+
+    def update(self, clock: Clock) -> None:
         """Copy or move the parameters if that is due."""
         if self.tau < 1.0 or self.interval is None:
             self._values.lerp_(self._source_values, self.tau)
-        elif moment.env_steps // self.interval > self._intervals_seen:
+        elif clock.env_steps // self.interval > self.intervals_passed:
             self._values.copy_(self._source_values)
-            self._intervals_seen = moment.env_steps // self.interval
+            self.intervals_passed = clock.env_steps // self.interval
         else:
             return
         # Running statistics are copied, never averaged.
-        for mine, source in zip(self.module.buffers(), self._source_buffers, strict=True):
-            mine.copy_(source)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The copy's parameters and buffers, and the phase of its interval."""
-        return {
-            "module": dict(self.module.state_dict()),
-            "intervals_seen": self._intervals_seen,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the copy in place."""
-        self.module.load_state_dict(state["module"])
-        self._intervals_seen = state["intervals_seen"]
-
-
-class UpdateCount:
-    """How many updates there have been."""
-
-    def __init__(self) -> None:
-        self.number = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """The number."""
-        return {"number": self.number}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore it."""
-        self.number = state["number"]
+        for buffer, source in zip(self.module.buffers(), self._source_buffers, strict=True):
+            buffer.copy_(source)

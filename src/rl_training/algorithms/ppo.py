@@ -9,34 +9,121 @@ per rollout, after it, in one call each.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Acting, Algorithm, UpdateResult
-from rl_training.algorithms.checks import check_actor_critic
+from rl_training.algorithms.base import (
+    ActResult,
+    Algorithm,
+    Loss,
+    UpdateResult,
+    check_output,
+    example_observation,
+    trainable_parameters,
+)
 from rl_training.algorithms.functional import distributions
-from rl_training.algorithms.functional.gae import explained_variance, gae
-from rl_training.algorithms.functional.surrogate import Samples, normalized, ppo_losses
-from rl_training.algorithms.generators import BlockNoise, NumpyGenerator
-from rl_training.algorithms.gradients import vjp_of
 from rl_training.algorithms.optimization import Optimizer
-from rl_training.algorithms.ppo_config import PPOConfig
-from rl_training.data.arrays import Array, as_float, means, namespace
-from rl_training.data.metrics import Metrics
-from rl_training.data.types import EnvSpec, Moment, PolicyState, Rollout
-from rl_training.experiment.config import scheduled_value
+from rl_training.config.ppo import PPOConfig
+from rl_training.config.schedule import scheduled_value
+from rl_training.data.examples import example_rollout
+from rl_training.data.generators import BlockNoise, NumpyGenerator
+from rl_training.data.metrics import JoinedMetrics, mean_metrics
+from rl_training.data.shapes import expect_shapes
+from rl_training.data.types import Clock, EnvSpec, PolicyState, Rollout
+from rl_training.errors import ConfigError
 
-METRICS = ("policy_loss", "value_loss", "approx_kl", "clip_fraction", "entropy")
-KL = METRICS.index("approx_kl")
-PIECE = 256  # images of a rollout that are seen at once
+PIECE = 256  # images of a rollout that are encoded at once
 KL_MARGIN = 1.5  # an update stops where the KL estimate passes this multiple of the target
+
+
+class Samples(NamedTuple):
+    """Valid rows of a rollout [B, ...] with the old policy's view of them."""
+
+    obs: Any
+    action: Tensor
+    log_prob: Tensor
+    value: Tensor
+    advantage: Tensor
+    returns: Tensor
+
+
+def gae(
+    reward: Tensor, value: Tensor, next_value: Tensor, discount: Tensor, trace: Tensor
+) -> Tensor:
+    """Advantages of a rollout (Schulman et al., 2016), newest step last; all are [T, N].
+
+    `next_value` is the value of the true successor. `discount` is `gamma * (1 - terminated)`: a
+    time limit bootstraps, a termination does not. `trace` is `gamma * lambda * (1 - ended)`: no
+    trace crosses the end of an episode, however it ended.
+    """
+    expect_shapes("T N, T N, T N, T N, T N", reward, value, next_value, discount, trace)
+    delta = reward + discount * next_value - value
+    advantage = torch.empty_like(delta)
+    running = torch.zeros_like(delta[0])
+    for t in reversed(range(len(delta))):
+        running = delta[t] + trace[t] * running
+        advantage[t] = running
+    return advantage
+
+
+def explained_variance(value: Tensor, returns: Tensor) -> Tensor:
+    """The share of the variance of returns [B] that the values account for; 1 at best."""
+    expect_shapes("B, B", value, returns)
+    return 1 - (returns - value).var(correction=0) / (returns.var(correction=0) + 1e-8)
+
+
+def normalized(advantage: Tensor) -> Tensor:
+    """Advantages [B] to mean 0 and standard deviation 1; a single one stays unchanged."""
+    if len(advantage) == 1:
+        return advantage
+    return (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+
+
+class PPOTerms(NamedTuple):
+    """The parts of the objective and how far the policy has moved, per row."""
+
+    policy_loss: Tensor
+    value_loss: Tensor
+    approx_kl: Tensor
+    clip_fraction: Tensor
+
+
+def ppo_terms(
+    log_prob: Tensor,
+    value: Tensor,
+    old: Samples,
+    clip_range: float,
+    value_clip_range: float | None = None,
+) -> PPOTerms:
+    """The clipped surrogate (Eq. 7) and the squared value error of each row; all are [B].
+
+    With `value_clip_range` the prediction may leave the old one only so far, and the larger of the
+    two errors counts. KL is estimated by (ratio - 1) - log ratio.
+    """
+    expect_shapes("B, B, B, B, B", log_prob, value, old.log_prob, old.advantage, old.returns)
+    log_ratio = log_prob - old.log_prob
+    ratio = log_ratio.exp()
+    clipped = ratio.clip(1 - clip_range, 1 + clip_range)
+    squared = (value - old.returns) ** 2
+    if value_clip_range is not None:
+        near = old.value + (value - old.value).clip(-value_clip_range, value_clip_range)
+        squared = torch.maximum(squared, (near - old.returns) ** 2)
+    return PPOTerms(
+        policy_loss=-torch.minimum(ratio * old.advantage, clipped * old.advantage),
+        value_loss=squared,
+        approx_kl=(ratio - 1 - log_ratio).detach(),
+        clip_fraction=(clipped != ratio).float(),
+    )
 
 
 class PPO(Algorithm):
     """Several epochs of minibatch updates on each rollout."""
+
+    state_fields = ("model", "optimizer", "noise", "shuffling")
+    hyper: PPOConfig
 
     def __init__(
         self,
@@ -48,129 +135,170 @@ class PPO(Algorithm):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__(device)
-        self.hyper = hyper
-        self.spec = spec
+        self.hyper, self.spec = hyper, spec
         self.model: Any = model.to(self.device)
-        self.check(self.model, hyper, spec)
+        self.check_network()
         self.optimizer = Optimizer(
             self.model, eps=hyper.optimizer_eps, max_grad_norm=hyper.max_grad_norm
         )
-        self.vjp = vjp_of(self.model, self._outputs)
-        self.use_arrays(self.model)
         noise = distributions.sampling_noise(spec)
-        self.actions = BlockNoise(seed, noise, width=spec.policy_outputs)
+        self.noise = BlockNoise(seed, noise, width=spec.policy_outputs)
         self.shuffling = NumpyGenerator(seed)
-        self.parts = {"model": self.model, "optimizer": self.optimizer}
-        self.parts |= {"actions": self.actions, "shuffling": self.shuffling}
 
-    def check(self, model: nn.Module, hyper: Any, spec: EnvSpec) -> None:  # noqa: ARG002
-        """Refuse a network without fitting `policy(obs)` and `value(obs)`."""
-        check_actor_critic(model, spec)
+    def update(self, rollout: Rollout, clock: Clock) -> UpdateResult:
+        """All epochs over one rollout; a target KL may end them early."""
+        hyper, now = self.hyper, self.schedules(clock)
+        samples = self.samples(rollout)
+        self.set_training(self.model, True)
+        reported, steps = [], 0
+        for minibatch in self.minibatches(samples):
+            loss = self.optimizer.differentiate(self.loss, minibatch, now["clip_range"])
+            reported.append(loss.metrics)
+            # Reading the estimate waits for the device, so it is read only where it decides.
+            if hyper.target_kl and float(loss.metrics["approx_kl"]) > KL_MARGIN * hyper.target_kl:
+                break
+            self.optimizer.step(now["learning_rate"])
+            steps += 1
+        fit = explained_variance(torch.as_tensor(samples.value), torch.as_tensor(samples.returns))
+        metrics = JoinedMetrics(mean_metrics(reported), {"explained_variance": fit})
+        return UpdateResult(metrics, steps)
 
-    def policy(self, output: Array) -> distributions.ActionDistribution:
-        """The distribution of actions over the network's policy output."""
-        return distributions.distribution(self.spec, output, getattr(self.model, "log_std", None))
+    def loss(self, batch: Samples, clip_range: float) -> Loss:
+        """The clipped surrogate, the value error and the entropy bonus of a minibatch."""
+        hyper = self.hyper
+        if hyper.normalize_advantages:
+            batch = batch._replace(advantage=normalized(batch.advantage))
+        output, value = self.policy_and_value(batch.obs)
+        policy = self.policy(output)
+        terms = ppo_terms(
+            policy.log_prob(batch.action), value, batch, clip_range, hyper.value_clip_range
+        )
+        means = {name: rows.mean() for name, rows in terms._asdict().items()}
+        means["entropy"] = policy.entropy().mean()
+        loss = means["policy_loss"] + hyper.value_coef * means["value_loss"]
+        loss = loss - hyper.entropy_coef * means["entropy"]
+        means["loss"] = loss
+        return Loss(loss, {name: mean.detach() for name, mean in means.items()})
 
-    def _outputs(self, obs: Any) -> list[Tensor]:
-        """What the loss is a function of: policy outputs, values, log_std where there is one."""
-        log_std = [self.model.log_std] if self.spec.action_kind == "continuous" else []
-        return [*self._forward(obs), *log_std]
+    @torch.no_grad()
+    def samples(self, rollout: Rollout) -> Samples:
+        """The valid rows of a rollout with the old policy's view of them, values and advantages."""
+        self.set_training(self.model, False)  # as when it acted
+        hyper, shape = self.hyper, rollout.reward.shape
+        output, value, bootstrap = self.evaluate_rollout(rollout)
+        next_value = torch.cat([value[1:], value[-1:]]).flatten()
+        next_value[rollout.bootstrap_rows] = bootstrap
+        discount = hyper.gamma * (~rollout.terminated).float()
+        trace = hyper.gamma * hyper.gae_lambda * (~rollout.ended).float()
+        advantage = gae(rollout.reward, value, next_value.reshape(shape), discount, trace)
+        action = rollout.action.flatten(0, 1)
+        log_prob = self.policy(output).log_prob(action)
+        columns = (x.flatten() for x in (value, advantage, advantage + value))
+        rows = rollout.valid.flatten()
+        return Samples(self.observations(rollout), *(x[rows] for x in (action, log_prob, *columns)))
 
-    def _forward(self, obs: Any) -> tuple[Array, Array]:
+    def observations(self, rollout: Rollout) -> Any:
+        """The observations of the valid rows."""
+        return rollout.obs.flatten(0, 1)[rollout.valid.flatten()]
+
+    def evaluate_rollout(self, rollout: Rollout) -> tuple[Tensor, Tensor, Tensor]:
+        """Policy outputs of all rows, values [T, N], and values after the rows to bootstrap."""
+        obs, shape = rollout.obs.flatten(0, 1), rollout.reward.shape
+        whole, rows = torch.cat([obs, rollout.bootstrap_obs]), len(obs)
+        if self.spec.obs_dtype == "float32":
+            values = self.model.value(whole)
+            return self.model.policy(obs), values[:rows].reshape(shape), values[rows:]
+        pieces = [self.policy_and_value(piece) for piece in torch.split(whole, PIECE)]
+        outputs, values = (torch.cat(column) for column in zip(*pieces, strict=True))
+        return outputs[:rows], values[:rows].reshape(shape), values[rows:]
+
+    def example_inputs(self) -> dict[str, tuple[Any, ...]]:
+        """A minibatch of a rollout, and a clip range."""
+        samples = self.samples(example_rollout(self.spec, self.hyper.state_sizes, self.device))
+        clip_range = self.schedules(Clock(0, 1))["clip_range"]
+        return {"loss": (next(self.minibatches(samples)), clip_range)}
+
+    def minibatches(self, samples: Samples) -> Iterator[Samples]:
+        """Shuffled rows in pieces of nearly equal size; a single row could not be normalised."""
+        for rows in self.shuffled_rows(len(samples.value)):
+            index = self.tensor(rows)
+            yield Samples(*(x[index] for x in samples))
+
+    def shuffled_rows(self, count: int) -> Iterator[np.ndarray]:
+        """The numbers of the rows in each minibatch of all epochs."""
+        pieces = max(1, min(-(-count // self.hyper.batch_size), count // 2))
+        for _ in range(self.hyper.epochs):
+            yield from np.array_split(self.shuffling.numpy.permutation(count), pieces)
+
+    def policy_and_value(self, obs: Any) -> tuple[Tensor, Tensor]:
         """Policy outputs and values of a minibatch; a network may give both at once."""
         both = getattr(self.model, "policy_and_value", None)
         return both(obs) if both else (self.model.policy(obs), self.model.value(obs))
+
+    def policy(self, output: Tensor) -> distributions.ActionDistribution:
+        """The distribution of actions over the network's policy output."""
+        return distributions.distribution(self.spec, output, getattr(self.model, "log_std", None))
 
     def act(
         self,
         obs: np.ndarray,
         state: PolicyState,
         first: np.ndarray,  # noqa: ARG002 - feed-forward
-        moment: Moment,  # noqa: ARG002 - exploration is the policy's own
+        clock: Clock,  # noqa: ARG002 - exploration is the policy's own
         *,
         explore: bool,
-    ) -> Acting:
+    ) -> ActResult:
         """Sampled actions, or the most likely ones."""
         self.set_training(self.model, False)
-        policy = self.policy(self.output(self.model.policy, obs))
-        action = policy.sample(self.actions.step(len(obs))) if explore else policy.mode()
-        return Acting(action, state)
+        return ActResult(self.actions(obs, self.noise.step(len(obs)) if explore else None), state)
 
-    def schedules(self, moment: Moment) -> dict[str, float]:
+    @torch.no_grad()
+    def actions(self, obs: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
+        """Actions that `noise` draws, or the most likely ones without it."""
+        return self.actions_from(self.model.policy(self.tensor(obs)), noise)
+
+    @torch.no_grad()
+    def actions_from(self, output: Tensor, noise: np.ndarray | None) -> np.ndarray:
+        """The same, from the network's policy output."""
+        policy = self.policy(output)
+        action = policy.mode() if noise is None else policy.sample(self.tensor(noise))
+        array: np.ndarray = action.cpu().numpy()
+        return array
+
+    def schedules(self, clock: Clock) -> dict[str, float]:
         """The learning rate and the clip range."""
         scheduled = {name: getattr(self.hyper, name) for name in ("learning_rate", "clip_range")}
-        when = (moment.env_steps, moment.horizon)
+        when = (clock.env_steps, clock.horizon)
         return {name: scheduled_value(value, *when) for name, value in scheduled.items()}
 
-    def update(self, rollout: Rollout, moment: Moment) -> UpdateResult:
-        """All epochs over one rollout; a target KL may end them early."""
-        with self.quietly():
-            samples = self._samples(self.to_learn_from(rollout))
-            return self._epochs(samples, **self.schedules(moment))
+    def check_network(self) -> None:
+        """Refuse a network without fitting `policy(obs)` and `value(obs)`, or without `log_std`."""
+        model, spec = self.model, self.spec
+        obs = example_observation(spec, trainable_parameters(model)[0].device)
+        shown = ", ".join(map(str, ("batch", *spec.obs_shape)))
+        both = getattr(model, "policy_and_value", None)
+        for place, (name, outputs) in enumerate(
+            (("policy", (spec.policy_outputs,)), ("value", ()))
+        ):
+            method = getattr(model, name, None)
+            if not callable(method):
+                raise ConfigError(f"network: expected a method {name}(obs), found none")
+            sizes = "".join(f", {size}" for size in outputs)
+            shapes = f"(batch{sizes}) for observations ({shown})"
+            check_output(model, method, [obs], (1, *outputs), name=f"network.{name}", shapes=shapes)
+            if callable(both):
+                call = lambda x, at=place: both(x)[at]  # noqa: E731 - of one of the two
+                name = "network.policy_and_value"
+                check_output(model, call, [obs], (1, *outputs), name=name, shapes=shapes)
+        check_log_std(model, spec)
 
-    def _epochs(self, samples: Samples, learning_rate: float, clip_range: float) -> UpdateResult:
-        self.set_training(self.model, True)
-        hyper, seen, steps = self.hyper, [], 0
-        for minibatch in self._minibatches(samples):
-            seen.append(self._gradient(minibatch, clip_range))
-            # Reading the estimate waits for the device, so it is read only where it decides.
-            if hyper.target_kl and float(seen[-1][KL]) > KL_MARGIN * hyper.target_kl:
-                break
-            self.optimizer.step(learning_rate)
-            steps += 1
-        xp = namespace(samples.value)
-        numbers = xp.stack(seen).mean(0)
-        loss = numbers[0] + hyper.value_coef * numbers[1] - hyper.entropy_coef * numbers[4]
-        more = xp.stack([loss, explained_variance(samples.value, samples.returns)])
-        names = (*METRICS, "loss", "explained_variance")
-        return UpdateResult(Metrics(names, xp.concatenate([numbers, more])), steps)
 
-    def _samples(self, rollout: Rollout) -> Samples:
-        """The valid rows with the old policy's view of them, values and advantages."""
-        self.set_training(self.model, False)  # as when it acted
-        hyper, xp, (steps, envs) = self.hyper, namespace(rollout.obs), rollout.reward.shape
-        obs, action = (x.reshape(-1, *x.shape[2:]) for x in (rollout.obs, rollout.action))
-        output, value, bootstrap = self._seen(rollout, obs)
-        next_value = xp.concatenate([value[1:], value[-1:]]).reshape(-1)
-        next_value[rollout.bootstrap_rows] = bootstrap
-        discount = hyper.gamma * as_float(~rollout.terminated)
-        trace = hyper.gamma * hyper.gae_lambda * as_float(~rollout.ended)
-        advantage = gae(rollout.reward, value, next_value.reshape(steps, envs), discount, trace)
-        log_prob = self.policy(output).log_prob(action)
-        columns = (x.reshape(-1) for x in (value, advantage, advantage + value))
-        rows = rollout.valid.reshape(-1)
-        return Samples(*(x[rows] for x in (obs, action, log_prob, *columns)))
-
-    def _seen(self, rollout: Rollout, obs: Array) -> tuple[Array, Array, Array]:
-        """Policy outputs of all rows, values [T, N], and values after the rows to bootstrap."""
-        xp, rows, shape = namespace(obs), len(obs), rollout.reward.shape
-        whole = xp.concatenate([obs, rollout.bootstrap_obs])
-        if self.spec.obs_dtype == "float32":
-            values = self.model.value(whole)
-            return self.model.policy(obs), values[:rows].reshape(shape), values[rows:]
-        pieces = [self._forward(whole[at : at + PIECE]) for at in range(0, len(whole), PIECE)]
-        outputs, values = (xp.concatenate(column) for column in zip(*pieces, strict=True))
-        return outputs[:rows], values[:rows].reshape(shape), values[rows:]
-
-    def _minibatches(self, samples: Samples) -> Iterator[Samples]:
-        """Shuffled rows in pieces of nearly equal size; a single row could not be normalised."""
-        count = len(samples.value)
-        pieces = max(1, min(-(-count // self.hyper.batch_size), count // 2))
-        for _ in range(self.hyper.epochs):
-            for rows in np.array_split(self.shuffling.numpy.permutation(count), pieces):
-                index = rows if self.learns_on_host else torch.from_numpy(rows).to(self.device)
-                yield Samples(*(x[index] for x in samples))
-
-    def _gradient(self, old: Samples, clip_range: float) -> Array:
-        """Leave the gradient of the minibatch's loss in the parameters; gives `METRICS`."""
-        hyper = self.hyper
-        if hyper.normalize_advantages:
-            old = old._replace(advantage=normalized(old.advantage))
-        (output, value, *_), pull_back = self.vjp(old.obs)
-        policy = self.policy(output)
-        new = policy.log_prob(old.action)
-        losses = ppo_losses(new, value, old, clip_range, hyper.value_clip_range)
-        by_entropy = -hyper.entropy_coef / len(value)
-        by_policy = policy.gradient(old.action, losses.by_log_prob, by_entropy)
-        pull_back((by_policy[0], hyper.value_coef * losses.by_value, *by_policy[1:]))
-        return means(*losses[:4], policy.entropy())
+def check_log_std(model: nn.Module, spec: EnvSpec) -> None:
+    """Refuse a policy of continuous actions without its `log_std`."""
+    shape = (spec.policy_outputs,)
+    log_std = getattr(model, "log_std", None)
+    learned = isinstance(log_std, nn.Parameter) and log_std.shape == shape
+    if spec.action_kind == "continuous" and not learned:
+        raise ConfigError(
+            f"network: expected a parameter log_std of shape {shape} for {spec.env_id}"
+        )

@@ -6,40 +6,31 @@ actor is updated after the critics, with the same batch.
 
 from __future__ import annotations
 
-from rl_training.algorithms.functional.shapes import expect_shapes
-from rl_training.algorithms.soft_actor_critic import CriticLoss, SoftActorCritic
-from rl_training.algorithms.soft_config import VectorCriticsConfig
-from rl_training.data.arrays import Array, as_float, namespace
+from torch import Tensor
+
+from rl_training.algorithms.base import Loss
+from rl_training.algorithms.soft_actor_critic import (
+    SoftActorCritic,
+    min_over_critics,
+    soft_target,
+)
+from rl_training.config.actor_critic import SACConfig
+from rl_training.data.shapes import expect_shapes
 from rl_training.data.types import Batch
 
 
-class SACConfig(VectorCriticsConfig):
-    """Hyper-parameters of SAC."""
-
-
-def soft_target(batch: Batch, value: Array, cost: Array) -> Array:
-    """`reward + discount * (value - cost)`; all are [B].
-
-    `cost` is alpha times the log-probability of the action that was valued. Discount is zero after
-    a termination: neither value nor entropy follows. With `n_step` rewards the entropy of the
-    actions in between is left out, as is usual.
-    """
-    expect_shapes("B, B, B, B", batch.reward, batch.discount, value, cost)
-    return batch.reward + batch.discount * (value - cost)
-
-
-def lowest(values: Array) -> Array:
-    """The lowest of the critics' values: [E, B, 1] gives [B]."""
-    return namespace(values).amin(values, 0)[:, 0]
-
-
-def sac_loss(q_values: Array, target: Array) -> CriticLoss:
+def sac_loss(q_values: Tensor, target: Tensor) -> Loss:
     """Half the squared error of values [E, B, 1], a mean over the batch and a sum over critics."""
-    expect_shapes("E B O, B", q_values, target)
-    error = q_values - target[:, None]
-    rows = len(target)
-    numbers = [0.5 * (error * error).sum() / rows, q_values.mean(), target.mean()]
-    return CriticLoss(error / rows, namespace(error).stack(numbers))
+    expect_shapes("E B 1, B", q_values, target)
+    target = target.detach()
+    error = q_values[:, :, 0] - target
+    loss = 0.5 * (error**2).mean(1).sum()
+    metrics = {
+        "critic_loss": loss.detach(),
+        "q_value_mean": q_values.detach().mean(),
+        "target_q_mean": target.mean(),
+    }
+    return Loss(loss, metrics)
 
 
 class SAC(SoftActorCritic):
@@ -47,11 +38,12 @@ class SAC(SoftActorCritic):
 
     hyper: SACConfig
 
-    def critic_loss(self, output: Array, following: Array, cost: Array, batch: Batch) -> CriticLoss:
+    def critic_loss(self, batch: Batch, noise: Tensor) -> Loss:
         """`sac_loss` towards the lowest target critic."""
-        return sac_loss(output, soft_target(batch, lowest(following), cost))
+        action, cost = self.next_action(batch, noise)
+        next_value = min_over_critics(self.target(batch.next_obs, action))
+        return sac_loss(self.critics(batch.obs, batch.action), soft_target(batch, next_value, cost))
 
-    def actor_value(self, values: Array) -> tuple[Array, Array]:
-        """The lowest critic's value, and one for that critic."""
-        value = lowest(values)
-        return value, as_float(values == value[:, None])
+    def actor_value(self, values: Tensor) -> Tensor:
+        """The lowest critic's value."""
+        return min_over_critics(values)

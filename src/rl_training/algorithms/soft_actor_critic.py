@@ -9,48 +9,168 @@ are reduced to a value, and in their loss.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import UpdateResult
-from rl_training.algorithms.checks import check_actor_and_critics
-from rl_training.algorithms.functional.entropy import soft_actor_loss
-from rl_training.algorithms.functional.squashed_gaussian import squashed_gradient, squashed_sample
-from rl_training.algorithms.generators import derived_seeds, normal_noise, uniform_noise
-from rl_training.algorithms.gradients import action_vjp_of, vjp_of, writes_out_its_gradient
-from rl_training.algorithms.optimization import Optimizer, TargetNetwork, UpdateCount
-from rl_training.algorithms.soft_acting import SoftActing
-from rl_training.algorithms.soft_config import SoftActorCriticConfig
-from rl_training.algorithms.temperature import Temperature
-from rl_training.data.arrays import Array, constant, namespace
-from rl_training.data.metrics import JoinedMetrics, Metrics
-from rl_training.data.types import Batch, EnvSpec, Moment
-from rl_training.experiment.config import scheduled_value
+from rl_training.algorithms.base import (
+    ActResult,
+    Algorithm,
+    Loss,
+    UpdateResult,
+    check_output,
+    example_observation,
+    modules_of,
+    trainable_parameters,
+)
+from rl_training.algorithms.optimization import Optimizer, TargetNetwork
+from rl_training.config.actor_critic import SoftActorCriticConfig
+from rl_training.config.schedule import scheduled_value
+from rl_training.data.examples import example_batch
+from rl_training.data.generators import derived_seeds, normal_noise, uniform_noise
+from rl_training.data.metrics import JoinedMetrics
+from rl_training.data.shapes import expect_shapes
+from rl_training.data.types import Batch, Clock, EnvSpec, PolicyState
+from rl_training.storage.state import Stateful
 
-CRITIC_METRICS = ("critic_loss", "q_value_mean", "target_q_mean")
-ACTOR_METRICS = ("actor_loss", "entropy", "alpha")
-
-
-class CriticLoss(NamedTuple):
-    """The gradient of the critics' loss by what they gave [E, B, O], and `CRITIC_METRICS`."""
-
-    gradient: Array
-    numbers: Array
+LOG_STD_RANGE = (-20.0, 2.0)
+_LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 
-class SoftActorCritic(SoftActing):
-    """Maximises return and entropy, off-policy, for continuous actions.
+class SquashedSample(NamedTuple):
+    """Actions [B, A] in [-1, 1] and their log-probabilities [B]."""
 
-    A subclass writes `critic_loss` and `actor_value`, `members` if its targets come from some of
-    the critics, and `views` if they see more than the batch.
+    action: Tensor
+    log_prob: Tensor
+
+
+def squashed_sample(output: Tensor, noise: Tensor) -> SquashedSample:
+    """Gaussian actions squashed by tanh (Haarnoja et al., 2018, Appendix C), one per row.
+
+    `output` [B, 2A] has means and log stds, `noise` [B, A] is standard normal. The log-probability
+    is computed from the number before the squashing, which stays exact where tanh has reached its
+    bounds.
+    """
+    mean, log_std = output.chunk(2, dim=1)
+    expect_shapes("B A, B A, B A", mean, log_std, noise)
+    log_std = log_std.clip(*LOG_STD_RANGE)
+    before = mean + log_std.exp() * noise
+    density = -0.5 * noise**2 - log_std - _LOG_SQRT_2PI
+    return SquashedSample(before.tanh(), (density - log_slope(before)).sum(1))
+
+
+def log_slope(x: Tensor) -> Tensor:
+    """log(1 - tanh(x)^2) = 2 (log 2 - |x| - log(1 + exp(-2 |x|)))."""
+    size = x.abs()
+    return 2 * (math.log(2) - size - torch.log1p(torch.exp(-2 * size)))
+
+
+def soft_target(batch: Batch, value: Tensor, cost: Tensor) -> Tensor:
+    """`reward + discount * (value - cost)`; all are [B].
+
+    `cost` is alpha times the log-probability of the action that was valued. Discount is zero after
+    a termination: neither value nor entropy follows. With `n_step` rewards the entropy of the
+    actions in between is left out, as is usual.
+    """
+    expect_shapes("B, B, B, B", batch.reward, batch.discount, value, cost)
+    return batch.reward + batch.discount * (value - cost)
+
+
+def min_over_critics(values: Tensor) -> Tensor:
+    """The lowest of the critics' values: [E, B, 1] gives [B]."""
+    return values.amin(0)[:, 0]
+
+
+def soft_actor_loss(value: Tensor, log_prob: Tensor, alpha: float | Tensor) -> Loss:
+    """The mean of `alpha * log_prob - value`: entropy is worth `alpha` of return; all are [B]."""
+    expect_shapes("B, B", value, log_prob)
+    loss = (alpha * log_prob - value).mean()
+    entropy = -log_prob.detach().mean()
+    metrics = {
+        "actor_loss": loss.detach(),
+        "entropy": entropy,
+        "alpha": torch.as_tensor(alpha, dtype=entropy.dtype, device=entropy.device),
+    }
+    return Loss(loss, metrics)
+
+
+class LogAlpha(nn.Module):
+    """The logarithm of the temperature, as the one parameter of a module."""
+
+    def __init__(self, start: float) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.tensor(math.log(start)))
+
+
+class Temperature(Stateful):
+    """`alpha`, the weight of the entropy: fixed, or learned to keep the policy's entropy.
+
+    "auto" starts at `initial_alpha` and descends log(alpha) * (entropy - target_entropy): alpha
+    grows while the policy's entropy is below the target.
     """
 
-    step_functions = ("_critic_gradient", "_actor_gradient")
-    vjps = ("critic_vjp", "actor_vjp", "action_vjp")
+    state_fields = ("log_alpha", "_optimizer")
+
+    def __init__(
+        self, hyper: SoftActorCriticConfig, target_entropy: float, device: torch.device
+    ) -> None:
+        self.fixed = None if hyper.alpha == "auto" else float(hyper.alpha)
+        self._target = target_entropy
+        module = LogAlpha(hyper.initial_alpha).to(device)
+        self._optimizer = Optimizer(module)
+        self._log_alpha = module.value
+        self.log_alpha = module.value.detach()
+
+    @property
+    def alpha(self) -> float | Tensor:
+        """The weight; a learned one is not read from its device."""
+        return self.log_alpha.exp() if self.fixed is None else self.fixed
+
+    @property
+    def learned(self) -> bool:
+        """Whether it changes."""
+        return self.fixed is None
+
+    def loss(self, entropy: Tensor) -> Tensor:
+        """`log(alpha) * (entropy - target_entropy)`."""
+        return self._log_alpha * (entropy - self._target)
+
+    def update(self, entropy: Tensor, learning_rate: float) -> None:
+        """One step at the policy's current entropy, if the weight is learned."""
+        if self.learned:
+            self._optimizer.descend(self.loss, entropy, learning_rate=learning_rate)
+
+
+class Expectation(NamedTuple):
+    """Sampled actions [B, A], the critics' mean value of them [B], and alpha * log_prob [B]."""
+
+    action: np.ndarray
+    value: np.ndarray
+    cost: np.ndarray
+
+
+class SoftActorCritic(Algorithm):
+    """Maximises return and entropy, off-policy, for continuous actions.
+
+    A subclass writes `critic_loss` and `actor_value`, and `augment` if it learns from more than the
+    batch.
+    """
+
+    state_fields: ClassVar[tuple[str, ...]] = (
+        "model",
+        "target",
+        "actor_optimizer",
+        "critic_optimizer",
+        "temperature",
+        "noise",
+        "random",
+        "updates",
+    )
+    losses = ("critic_loss", "actor_loss")
 
     def __init__(
         self,
@@ -62,110 +182,148 @@ class SoftActorCritic(SoftActing):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__(device)
-        self.hyper = hyper
+        self.hyper, self.spec = hyper, spec
         self.model = model.to(self.device)
-        check_actor_and_critics(self.model, spec, hyper)
-        self.actor, self.critics = self.model.actor, self.model.critics
+        self.actor, self.critics = modules_of(self.model, "actor", "critics")
+        self.check_network()
         limits: dict[str, Any] = {"eps": hyper.optimizer_eps, "max_grad_norm": hyper.max_grad_norm}
         self.actor_optimizer = Optimizer(self.actor, **limits)
         self.critic_optimizer = Optimizer(self.critics, **limits)
-        self.target = TargetNetwork(self.critics, self.critic_optimizer, tau=hyper.tau)
-        if getattr(hyper, "dropout", 0):
+        self.target = TargetNetwork(self.critic_optimizer, tau=hyper.tau)
+        if hyper.drops_units:
             self.target.module.train()  # the targets drop units too (Hiraoka et al., 2022)
-        self.temperature = Temperature(hyper, hyper.entropy_for(spec), self.device)
-        self.actor_vjp, self.critic_vjp = vjp_of(self.actor), vjp_of(self.critics)
-        self.action_vjp = action_vjp_of(self.critics)
-        self.use_arrays(self.model)
+        self.temperature = Temperature(hyper, hyper.entropy_for(spec.action_dim), self.device)
         seeds = derived_seeds(seed, 2)
         self.noise = normal_noise(seeds[0], spec.action_dim)
         self.random = uniform_noise(seeds[1], spec.action_dim)
-        self.count = UpdateCount()
-        self.parts = {
-            "model": self.model,
-            "target": self.target,
-            "actor_optimizer": self.actor_optimizer,
-            "critic_optimizer": self.critic_optimizer,
-            "temperature": self.temperature,
-            "noise": self.noise,
-            "random": self.random,
-            "updates": self.count,
-        }
+        self.updates = 0
 
-    def use_arrays(self, network: Any) -> None:
-        """Compute on NumPy arrays if actor and critics can, and if their memory is the host's."""
-        super().use_arrays(network.actor)
-        self.learns_on_host &= writes_out_its_gradient(network.critics)
-
-    def schedules(self, moment: Moment) -> dict[str, float]:
-        """The learning rate."""
-        when = (moment.env_steps, moment.horizon)
-        return {"learning_rate": scheduled_value(self.hyper.learning_rate, *when)}
-
-    def update(self, batch: Batch, moment: Moment) -> UpdateResult:
+    def update(self, batch: Batch, clock: Clock) -> UpdateResult:
         """One step of the critics, of actor and temperature where due, and of the targets."""
-        learning_rate = self.schedules(moment)["learning_rate"]
+        rate = self.schedules(clock)["learning_rate"]
         self.set_training(self.actor, True)
         self.set_training(self.critics, True)
-        self.count.number += 1
-        with self.quietly():
-            batch = self.to_learn_from(batch)
-            alpha = self.temperature.alpha(batch.reward)
-            views, obs = self.views(batch)
-            noise = self._noise_for(views.next_obs)
-            numbers = self._critic_gradient(batch, views, noise, alpha, self.members())
-            self.critic_optimizer.step(learning_rate)
-            metrics: Mapping[str, Tensor] = Metrics(CRITIC_METRICS, numbers)
-            if self.count.number % self.hyper.actor_interval == 0:
-                more, log_prob = self._actor_gradient(obs, self._noise_for(obs), alpha)
-                self.actor_optimizer.step(learning_rate)
-                self.temperature.step(log_prob, learning_rate)
-                metrics = JoinedMetrics(metrics, Metrics(ACTOR_METRICS, more))
-        self.target.update(moment)
+        self.updates += 1
+        batch = self.augment(batch)
+        noise = self.draw_noise(batch.next_obs)
+        critic = self.critic_optimizer.descend(self.critic_loss, batch, noise, learning_rate=rate)
+        metrics = critic.metrics
+        if self.updates % self.hyper.actor_interval == 0:
+            noise = self.draw_noise(batch.reward)
+            actor = self.actor_optimizer.descend(self.actor_loss, batch, noise, learning_rate=rate)
+            self.temperature.update(self._entropy(actor, batch, noise), rate)
+            metrics = JoinedMetrics(metrics, actor.metrics)
+        self.target.update(clock)
         return UpdateResult(metrics)
 
-    def members(self) -> Array | None:
-        """The critics that the next targets come from; None for all of them."""
-        return None
+    @abstractmethod
+    def critic_loss(self, batch: Batch, noise: Tensor) -> Loss:
+        """The critics' loss; `noise` is standard normal, a row for each of `batch.next_obs`."""
 
-    def views(self, batch: Batch) -> tuple[Batch, Array]:
-        """A batch as the critics see it, and its observations as the actor sees them."""
-        return batch, batch.obs
+    def actor_loss(self, batch: Batch, noise: Tensor) -> Loss:
+        """`soft_actor_loss` of fresh actions; `noise` is standard normal, a row per transition."""
+        obs = batch.obs[: len(batch.reward)]
+        action, log_prob = self.policy(obs, noise)
+        value = self.actor_value(self.critics(obs, action))
+        return soft_actor_loss(value, log_prob, self.temperature.alpha)
 
     @abstractmethod
-    def critic_loss(self, output: Array, following: Array, cost: Array, batch: Batch) -> CriticLoss:
-        """The critics' loss: `output` [E, B, O] at the batch, `following` of the target critics.
+    def actor_value(self, values: Tensor) -> Tensor:
+        """What the critics' values [E, B, O] are to the actor [B]."""
 
-        `cost` [B] is what the next action's log-probability takes off its value.
-        """
+    def policy(self, obs: Tensor, noise: Tensor) -> SquashedSample:
+        """Actions that `noise` draws for observations, and their log-probabilities."""
+        return squashed_sample(self.actor(obs), noise)
 
-    @abstractmethod
-    def actor_value(self, values: Array) -> tuple[Array, Array]:
-        """What the critics' values [E, B, O] are to the actor [B], and the derivative by them."""
+    @torch.no_grad()
+    def next_action(self, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Fresh actions in the next states [B, A], and alpha times their log-probabilities [B]."""
+        action, log_prob = self.policy(batch.next_obs, noise)
+        return action, self.temperature.alpha * log_prob
 
-    def _noise_for(self, obs: Array) -> Array:
-        noise = self.noise.step(len(obs))
-        return noise if self.learns_on_host else torch.from_numpy(noise).to(self.device)
+    def augment(self, batch: Batch) -> Batch:
+        """The batch that is learned from; the actor takes its first rows, one per transition."""
+        return batch
 
-    def _critic_gradient(
-        self, batch: Batch, views: Batch, noise: Array, alpha: Any, members: Array | None
-    ) -> Array:
-        """Leave the gradient of the critics' loss in their parameters; gives `CRITIC_METRICS`."""
-        policy = squashed_sample(self.actor(views.next_obs), noise)
-        chosen = () if members is None else (members,)
-        following = self.target.module(views.next_obs, policy.action, *chosen)
-        output, pull_back = self.critic_vjp(views.obs, views.action)
-        result = self.critic_loss(output, following, alpha * policy.log_prob, batch)
-        pull_back(result.gradient)
-        return result.numbers
+    def draw_noise(self, rows: Tensor) -> Tensor:
+        """Standard normal numbers, a row of action dimensions for each row."""
+        return self.tensor(self.noise.step(len(rows)))
 
-    def _actor_gradient(self, obs: Array, noise: Array, alpha: Any) -> tuple[Array, Array]:
-        """Leave the gradient of the actor's loss; gives its metrics and log-probabilities."""
-        output, pull_back = self.actor_vjp(obs)
-        policy = squashed_sample(output, noise)
-        values, to_action = self.action_vjp(obs, policy.action)
-        value, slope = self.actor_value(values)
-        xp, share = namespace(value), 1 / len(value)
-        by_log_prob = xp.full_like(value, share) * alpha
-        pull_back(squashed_gradient(policy, to_action(slope * -share), by_log_prob))
-        loss, entropy = soft_actor_loss(value, policy.log_prob, alpha)
-        return constant(xp.stack([loss, entropy, xp.ones_like(entropy) * alpha])), policy.log_prob
+    def example_inputs(self) -> dict[str, tuple[Any, ...]]:
+        """A batch, augmented, and noise for each loss."""
+        batch = self.augment(example_batch(self.spec, self.device))
+        critic_noise, actor_noise = map(self.draw_noise, (batch.next_obs, batch.reward))
+        return {"critic_loss": (batch, critic_noise), "actor_loss": (batch, actor_noise)}
+
+    def _entropy(self, actor: Loss, batch: Batch, noise: Tensor) -> Tensor:
+        """The policy's entropy at the batch, which a custom loss need not report."""
+        if "entropy" in actor.metrics or not self.temperature.learned:
+            return actor.metrics.get("entropy", noise)
+        with torch.no_grad():
+            return -self.policy(batch.obs[: len(batch.reward)], noise).log_prob.mean()
+
+    def act(
+        self,
+        obs: np.ndarray,
+        state: PolicyState,
+        first: np.ndarray,  # noqa: ARG002 - feed-forward
+        clock: Clock,
+        *,
+        explore: bool,
+    ) -> ActResult:
+        """Sampled actions, uniform ones during warm-up, or the squashed means."""
+        if explore and clock.warming_up:
+            return ActResult(self.random.step(len(obs)), state)
+        self.set_training(self.actor, False)
+        return ActResult(self.actions(obs, self.noise.step(len(obs)) if explore else None), state)
+
+    @torch.no_grad()
+    def actions(self, obs: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
+        """Actions that `noise` draws, or the squashed means without it."""
+        output = self.actor(self.tensor(obs))
+        if noise is None:
+            squashed = output.chunk(2, dim=1)[0].tanh()
+        else:
+            squashed = squashed_sample(output, self.tensor(noise)).action
+        array: np.ndarray = squashed.cpu().numpy()
+        return array
+
+    @torch.no_grad()
+    def expectation(self, obs: np.ndarray, noise: np.ndarray) -> Expectation:
+        """What the critics expect of actions that `noise` [B, A] draws; changes nothing."""
+        self.set_training(self.actor, False)
+        self.set_training(self.critics, False)
+        rows = self.tensor(obs)
+        action, log_prob = self.policy(rows, self.tensor(noise))
+        value = self.critics(rows, action).mean((0, 2))
+        cost = self.temperature.alpha * log_prob
+        return Expectation(*(x.cpu().numpy() for x in (action, value, cost)))
+
+    def schedules(self, clock: Clock) -> dict[str, float]:
+        """The learning rate."""
+        rate = scheduled_value(self.hyper.learning_rate, clock.env_steps, clock.horizon)
+        return {"learning_rate": rate}
+
+    def check_network(self) -> None:
+        """Refuse a network without a fitting `actor(obs)` and `critics(obs, action)`."""
+        spec, actor = self.spec, self.actor
+        obs = example_observation(spec, trainable_parameters(actor)[0].device)
+        outputs = (1, 2 * spec.action_dim)
+        shown = ", ".join(map(str, ("batch", *spec.obs_shape)))
+        shapes = f"(batch, {outputs[1]}) for observations ({shown})"
+        check_output(actor, actor, [obs], outputs, name="network.actor", shapes=shapes)
+        self.check_critics(self.hyper.num_critics)
+
+    def check_critics(self, count: int, members: Tensor | None = None) -> None:
+        """Refuse critics that do not give (critics, batch, outputs)."""
+        critics, spec = self.critics, self.spec
+        device = trainable_parameters(critics)[0].device
+        obs = example_observation(spec, device)
+        inputs = [obs, torch.zeros(1, spec.action_dim, device=device)]
+        call = f"network.critics(obs {tuple(obs.shape)}, action {tuple(inputs[1].shape)}"
+        if members is not None:
+            inputs.append(members.to(device))
+            call += f", members {members.tolist()}"
+        expected = (count, 1, self.hyper.critic_outputs)
+        shapes = f"(critics, batch, outputs) {expected}"
+        check_output(critics, critics, inputs, expected, name=f"{call})", shapes=shapes)

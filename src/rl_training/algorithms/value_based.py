@@ -1,22 +1,37 @@
-"""What the algorithms share that learn values from single transitions."""
+"""What the algorithms share that learn values and act greedily on them.
+
+An update is one gradient step on the loss of a batch, and then the target network's if it is due.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from rl_training.algorithms.base import Acting
-from rl_training.algorithms.checks import check_network
-from rl_training.algorithms.q_learning import LossResult, QLearning
-from rl_training.algorithms.value_based_config import ValueBasedConfig
-from rl_training.data.arrays import Array
-from rl_training.data.types import Batch, EnvSpec, Moment, PolicyState
+from rl_training.algorithms.base import (
+    ActResult,
+    Algorithm,
+    Loss,
+    UpdateResult,
+    check_output,
+    example_observation,
+    trainable_parameters,
+)
+from rl_training.algorithms.optimization import Optimizer, TargetNetwork
+from rl_training.config.schedule import scheduled_value
+from rl_training.config.value_based import TARGET_UPDATE_INTERVAL, QLearningConfig
+from rl_training.data.examples import example_batch
+from rl_training.data.generators import BlockNoise, NumpyGenerator, derived_seeds
+from rl_training.data.types import Clock, EnvSpec, PolicyState
+from rl_training.models.blocks import NoisyMLP
 
 
-class Returns(NamedTuple):
+class ReturnDistribution(NamedTuple):
     """The distribution of each action's return: `returns` [A, N] and their `probabilities` [A, N].
 
     It consists of `quantiles` of equal probability, in order, of fixed `atoms`, or of a mean alone
@@ -28,66 +43,165 @@ class Returns(NamedTuple):
     probabilities: np.ndarray
 
 
-class ValueBased(QLearning):
-    """Q-learning on a network of one observation.
+class EpsilonGreedy(BlockNoise):
+    """One coin per environment: heads takes a uniform action, tails the greedy one."""
+
+    def __init__(self, num_actions: int, seed: int) -> None:
+        super().__init__(seed, lambda rng, rows: rng.random((rows, 2)), width=2)
+        self.num_actions = num_actions
+
+    def act(self, epsilon: float, num_envs: int, greedy: Callable[[], np.ndarray]) -> np.ndarray:
+        """Uniform actions where the coin falls below epsilon, and `greedy()` elsewhere."""
+        coin, choice = self.step(num_envs).T
+        explores = coin < epsilon
+        exploring = np.count_nonzero(explores)
+        if not exploring:
+            return greedy()
+        uniform = (choice * self.num_actions).astype(np.int64)
+        return uniform if exploring == num_envs else np.where(explores, uniform, greedy())
+
+
+def action_values(values: Tensor, action: Tensor) -> Tensor:
+    """The entry of the action taken in each row: values [B, A, ...], action [B] gives [B, ...]."""
+    return values[torch.arange(len(values), device=values.device), action]
+
+
+class ValueBased(Algorithm):
+    """An online network, its optimiser, a target network and epsilon-greedy exploration.
 
     A subclass writes `loss`, and where its network gives more than Q-values, `per_action`,
     `q_values` and `returns`.
     """
 
-    hyper: ValueBasedConfig
+    state_fields: ClassVar[tuple[str, ...]] = (
+        "model",
+        "target",
+        "optimizer",
+        "exploration",
+        "noise",
+    )
+    hyper: QLearningConfig
 
-    def check(self, model: nn.Module, hyper: Any, spec: EnvSpec) -> None:
-        """Refuse a network whose output is not shaped as `per_action` says."""
-        check_network(model, spec, (spec.num_actions, *self.per_action(hyper)))
+    def __init__(
+        self,
+        model: nn.Module,
+        hyper: QLearningConfig,
+        spec: EnvSpec,
+        *,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__(device)
+        self.hyper, self.spec = hyper, spec
+        self.model: Any = model.to(self.device)
+        self.check_network()
+        self.optimizer = Optimizer(
+            self.model,
+            name=hyper.optimizer,
+            eps=hyper.optimizer_eps,
+            max_grad_norm=hyper.max_grad_norm,
+        )
+        interval = hyper.target_update_interval or TARGET_UPDATE_INTERVAL
+        self.target = TargetNetwork(self.optimizer, tau=hyper.tau, interval=interval)
+        if hyper.noisy:
+            self.target.module.train()  # the targets are noisy too
+        self.exploration = EpsilonGreedy(spec.num_actions, seed)
+        self.noise = NumpyGenerator(derived_seeds(seed, 1)[0])
+        networks = (*self.model.modules(), *self.target.module.modules())
+        self._noisy_layers = [layer for layer in networks if isinstance(layer, NoisyMLP)]
 
-    @staticmethod
-    def per_action(hyper: Any) -> tuple[int, ...]:  # noqa: ARG004 - one number by default
-        """The shape of what the network gives for each action."""
-        return ()
+    @abstractmethod
+    def loss(self, batch: Any) -> Loss | Tensor:
+        """The loss of a batch, as a function of `self.model`'s parameters."""
 
-    def q_values(self, output: Array) -> Array:
-        """Q-values [B, A] from the network's output."""
-        return output
+    def update(self, batch: Any, clock: Clock) -> UpdateResult:
+        """One gradient step, then the target network if it is due."""
+        self.set_training(self.model, True)
+        self.resample_noise()
+        rate = self.learning_rate(clock)
+        loss = self.optimizer.descend(self.loss, batch, learning_rate=rate)
+        self.target.update(clock)
+        return UpdateResult(loss.metrics, priorities=loss.priority)
 
-    def returns(self, output: np.ndarray) -> Returns:
-        """What the network's output for one observation says of each action's return."""
-        return Returns("values", output[:, None], np.ones((len(output), 1)))
+    def example_inputs(self) -> dict[str, tuple[Any, ...]]:
+        """A batch of transitions."""
+        return {"loss": (example_batch(self.spec, self.device),)}
 
     def act(
         self,
         obs: np.ndarray,
         state: PolicyState,
         first: np.ndarray,  # noqa: ARG002 - feed-forward
-        moment: Moment,
+        clock: Clock,
         *,
         explore: bool,
-    ) -> Acting:
+    ) -> ActResult:
         """Epsilon-greedy actions with a coin per row, or greedy ones."""
+        self.set_exploring(explore)
         if not explore:
-            return Acting(self.greedy(obs), state)
-        epsilon = self.epsilon(moment)
-        return Acting(self.exploration.act(epsilon, len(obs), lambda: self.greedy(obs)), state)
+            return ActResult(self.greedy(obs), state)
+        epsilon = self.epsilon(clock)
+        return ActResult(self.exploration.act(epsilon, len(obs), lambda: self.greedy(obs)), state)
 
+    def set_exploring(self, explore: bool) -> None:
+        """Prepare the network for acting; noisy layers are noisy, anew, only while exploring."""
+        self.set_training(self.model, explore and self.hyper.noisy)
+        if explore:
+            self.resample_noise()
+
+    def resample_noise(self) -> None:
+        """Draw other noise in the noisy layers of both networks."""
+        for layer in self._noisy_layers:
+            layer.resample(self.noise.numpy)
+
+    @torch.no_grad()
     def greedy(self, obs: np.ndarray) -> np.ndarray:
         """The action with the highest Q-value in each row."""
-        self.set_training(self.model, False)
-        best: np.ndarray = self.q_values(self.output(self.model, obs)).argmax(-1)
+        best: np.ndarray = self.q_values(self.model(self.tensor(obs))).argmax(-1).cpu().numpy()
         return best
 
-    def _gradient(self, batch: Batch) -> LossResult:
-        """Leave the gradient of the batch's loss in the parameters."""
-        following = self.target.module(batch.next_obs)
-        choosing = self.model(batch.next_obs) if self.hyper.double else following
-        output, pull_back = self.vjp(batch.obs)
-        result = self.loss(output, following, self.q_values(choosing), batch)
-        pull_back(result.gradient)
-        return result
+    @staticmethod
+    def per_action(hyper: Any) -> tuple[int, ...]:  # noqa: ARG004 - one number by default
+        """The shape of what the network gives for each action."""
+        return ()
 
-    @abstractmethod
-    def loss(self, output: Array, following: Array, selector: Array, batch: Batch) -> LossResult:
-        """The loss of a batch.
+    def q_values(self, output: Tensor) -> Tensor:
+        """Q-values [B, A] from the network's output."""
+        return output
 
-        `output` is the online network's at `obs` and `following` the target network's at
-        `next_obs`; the action with the highest `selector` [B, A] is the one that follows.
-        """
+    @torch.no_grad()
+    def selector(self, next_obs: Tensor) -> Tensor | None:
+        """With `double`, the online network's Q-values, which choose the next action."""
+        return self.q_values(self.model(next_obs)) if self.hyper.double else None
+
+    def returns(self, output: np.ndarray) -> ReturnDistribution:
+        """What the network's output for one observation tells of each action's return."""
+        return ReturnDistribution("values", output[:, None], np.ones((len(output), 1)))
+
+    def epsilon(self, clock: Clock) -> float:
+        """Share of random actions; all of them during warm-up."""
+        if clock.warming_up:
+            return 1.0
+        return scheduled_value(self.hyper.epsilon, clock.env_steps, clock.horizon)
+
+    def learning_rate(self, clock: Clock) -> float:
+        """The optimiser's step size."""
+        return scheduled_value(self.hyper.learning_rate, clock.env_steps, clock.horizon)
+
+    def schedules(self, clock: Clock) -> dict[str, float]:
+        """Epsilon and the learning rate."""
+        return {"epsilon": self.epsilon(clock), "learning_rate": self.learning_rate(clock)}
+
+    def check_network(self) -> None:
+        """Refuse a network whose output is not shaped as `per_action` says."""
+        spec, output = self.spec, (self.spec.num_actions, *self.per_action(self.hyper))
+        sizes = "".join(f", {size}" for size in output)
+        shown = ", ".join(map(str, ("batch", *spec.obs_shape)))
+        device = trainable_parameters(self.model)[0].device
+        check_output(
+            self.model,
+            self.model,
+            [example_observation(spec, device)],
+            (1, *output),
+            shapes=f"(batch{sizes}) for observations ({shown})",
+        )

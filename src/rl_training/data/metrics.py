@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.data.arrays import Array, constant
+from rl_training.errors import CheckpointError
 
 RECENT_UPDATES = 100  # updates averaged in a log row
 
@@ -25,18 +25,26 @@ class Metrics(Mapping[str, Tensor]):
 
     __slots__ = ("names", "numbers")
 
-    def __init__(self, names: Names, numbers: Array) -> None:
-        if len(names) != len(numbers):
+    def __init__(self, names: Names, numbers: Tensor | np.ndarray) -> None:
+        if len(names) != numbers.shape[0]:
             raise ValueError(f"expected {len(names)} numbers for {names}, found {len(numbers)}")
         self.names = names
-        self.numbers = constant(numbers)
+        # A custom loss may report what it descends: kept as it is, its graph would stay in memory.
+        self.numbers = numbers if isinstance(numbers, np.ndarray) else numbers.detach()
 
     @classmethod
     def of(cls, values: Mapping[str, Tensor]) -> Metrics:
-        """The same, from any mapping."""
+        """The same, from any mapping.
+
+        Copied at once: what is reported may be a view of a parameter, which the next update moves.
+        """
         if isinstance(values, Metrics):
             return values
-        return cls(tuple(values), torch.stack([torch.as_tensor(x) for x in values.values()]))
+        numbers = tuple(values.values())
+        try:
+            return cls(tuple(values), torch.stack(numbers))
+        except TypeError:  # plain numbers among them; to convert each costs more than to stack all
+            return cls(tuple(values), torch.stack([torch.as_tensor(x) for x in numbers]))
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.names:
@@ -53,8 +61,15 @@ class Metrics(Mapping[str, Tensor]):
         return f"Metrics({ {name: float(value) for name, value in self.items()} })"
 
 
+def mean_metrics(rows: Sequence[Mapping[str, Tensor]]) -> Metrics:
+    """The means of what several gradient steps reported under the same names."""
+    metrics = [Metrics.of(row) for row in rows]
+    numbers = torch.stack([torch.as_tensor(each.numbers) for each in metrics])
+    return Metrics(metrics[0].names, numbers.mean(0))
+
+
 class JoinedMetrics(Mapping[str, Tensor]):
-    """Metrics of the parts of an update, which are averaged each on its own."""
+    """Metrics of the parts of an update, which are averaged separately."""
 
     __slots__ = ("parts",)
 
@@ -81,7 +96,7 @@ class RecentMetrics:
     """
 
     def __init__(self) -> None:
-        self._recent: defaultdict[Names, deque[Array]] = defaultdict(
+        self._recent: defaultdict[Names, deque[Tensor | np.ndarray]] = defaultdict(
             lambda: deque(maxlen=RECENT_UPDATES)
         )
 
@@ -100,19 +115,21 @@ class RecentMetrics:
         return {name: float(np.concatenate(found).mean()) for name, found in columns.items()}
 
     def _stacked(self) -> dict[Names, Tensor]:
-        """A row per update."""
-        return {
-            names: torch.stack([torch.as_tensor(x) for x in recent])
-            for names, recent in self._recent.items()
-        }
+        """A row per update, on the device of the newest: loaded rows are on the host."""
+        stacked = {}
+        for names, recent in self._recent.items():
+            rows = [torch.as_tensor(x) for x in recent]
+            stacked[names] = torch.stack([row.to(rows[-1].device) for row in rows])
+        return stacked
 
     def state_dict(self) -> dict[str, Any]:
-        """The latest numbers."""
-        found = self._stacked().items()
-        return {"groups": [{"names": list(names), "numbers": rows} for names, rows in found]}
+        """The latest numbers, a row per update, by the names they have in common."""
+        return {"rows": dict(self._stacked())}
 
-    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from saved numbers."""
         self._recent.clear()
-        for group in state["groups"]:
-            self._recent[tuple(group["names"])].extend(group["numbers"].to(device))
+        for names, rows in state["rows"].items():
+            if rows.dim() != 2 or rows.shape[1] != len(names):
+                raise CheckpointError(f"expected {len(names)} numbers by update of {names}")
+            self._recent[names].extend(rows.unbind())

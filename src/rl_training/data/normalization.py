@@ -7,8 +7,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 
-from rl_training.data.arrays import Array, on_host
 from rl_training.data.types import Batch, Rollout, SequenceBatch
+from rl_training.storage.state import Part, Stateful
 
 OBSERVATIONS = frozenset({"obs", "next_obs", "bootstrap_obs"})
 CLIP = 10.0
@@ -17,8 +17,10 @@ EPS = 1e-8
 Data = TypeVar("Data", Batch, Rollout, SequenceBatch)
 
 
-class RunningMoments:
+class RunningMoments(Stateful):
     """Mean and variance of a stream of rows, merged in batches (Chan et al., 1979), in float64."""
+
+    state_fields = ("mean", "variance", "count")
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.mean = np.zeros(shape)
@@ -31,28 +33,19 @@ class RunningMoments:
             return
         mean, variance, count = rows.mean(0, np.float64), rows.var(0, np.float64), len(rows)
         if self.count == 0:
-            self.mean, self.variance, self.count = mean, variance, count
+            self.mean[...], self.variance[...], self.count = mean, variance, count
             return
         total, shift = self.count + count, mean - self.mean
         spread = self.variance * self.count + variance * count
-        self.variance = (spread + shift**2 * self.count * count / total) / total
-        self.mean = self.mean + shift * count / total
+        self.variance[...] = (spread + shift**2 * self.count * count / total) / total
+        self.mean += shift * count / total
         self.count = total
 
-    def state_dict(self) -> dict[str, Any]:
-        """The statistics."""
-        return {"mean": self.mean, "variance": self.variance, "count": self.count}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the statistics."""
-        self.mean, self.variance = state["mean"], state["variance"]
-        self.count = state["count"]
-
-
-class Normalizer(Protocol):
+class Normalizer(Part, Protocol):
     """Normalises observations for acting (arrays) and for updates (tensors)."""
 
-    def observe(self, obs: Array, valid: Array) -> None:
+    def observe(self, obs: np.ndarray, valid: np.ndarray) -> None:
         """Take the valid rows of training experience into account; not called by evaluations."""
 
     def array(self, obs: np.ndarray) -> np.ndarray:
@@ -61,17 +54,11 @@ class Normalizer(Protocol):
     def batch(self, data: Data) -> Data:
         """A batch or rollout with its observations normalised with the current statistics."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """The statistics."""
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the statistics."""
+class NoNormalizer(Stateful):
+    """Leaves observations unchanged."""
 
-
-class NoNormalizer:
-    """Leaves observations as they are."""
-
-    def observe(self, obs: Array, valid: Array) -> None:
+    def observe(self, obs: np.ndarray, valid: np.ndarray) -> None:
         """Nothing to learn."""
 
     def array(self, obs: np.ndarray) -> np.ndarray:
@@ -82,16 +69,11 @@ class NoNormalizer:
         """The same data."""
         return data
 
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing to save."""
-        return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to restore."""
-
-
-class ObservationNormalizer:
+class ObservationNormalizer(Stateful):
     """To mean 0 and standard deviation 1 by running statistics, clipped to 10 either way."""
+
+    state_fields = ("_moments",)
 
     def __init__(self, obs_shape: tuple[int, ...]) -> None:
         self._moments = RunningMoments(obs_shape)
@@ -101,9 +83,9 @@ class ObservationNormalizer:
         self._shift = self._moments.mean.astype(np.float32)
         self._scale = (1 / np.sqrt(self._moments.variance + EPS)).astype(np.float32)
 
-    def observe(self, obs: Array, valid: Array) -> None:
+    def observe(self, obs: np.ndarray, valid: np.ndarray) -> None:
         """Take the valid rows into account."""
-        self._moments.add(on_host(obs[valid]))
+        self._moments.add(obs[valid])
         self._refresh()
 
     def array(self, obs: np.ndarray) -> np.ndarray:
@@ -120,21 +102,19 @@ class ObservationNormalizer:
             **{name: ((obs - shift) * scale).clamp_(-CLIP, CLIP) for name, obs in fields.items()}
         )
 
-    def state_dict(self) -> dict[str, Any]:
-        """The statistics."""
-        return self._moments.state_dict()
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the statistics."""
-        self._moments.load_state_dict(state)
+        """Restore the statistics and what is computed from them."""
+        super().load_state_dict(state)
         self._refresh()
 
 
-class RewardNormalizer:
+class RewardNormalizer(Stateful):
     """Divides rewards by the standard deviation of the running discounted return; no mean is taken.
 
     The return starts afresh with every episode, however the last one ended; the clip is 10.
     """
+
+    state_fields = ("_moments", "_returns")
 
     def __init__(self, num_envs: int, gamma: float) -> None:
         self.gamma = gamma
@@ -143,20 +123,11 @@ class RewardNormalizer:
 
     def __call__(self, reward: np.ndarray, first: np.ndarray, valid: np.ndarray) -> np.ndarray:
         """Scaled rewards of a rollout [T, N], after its returns were taken into account."""
-        seen = np.zeros(reward.shape)
+        returns = np.zeros(reward.shape)
         for t in range(len(reward)):
-            going_on = np.where(first[t], 0.0, self._returns)
-            self._returns = np.where(valid[t], self.gamma * going_on + reward[t], going_on)
-            seen[t] = self._returns
-        self._moments.add(seen[valid])
+            before = np.where(first[t], 0.0, self._returns)
+            self._returns = np.where(valid[t], self.gamma * before + reward[t], before)
+            returns[t] = self._returns
+        self._moments.add(returns[valid])
         scale = np.sqrt(self._moments.variance + EPS)
         return np.clip(reward / scale, -CLIP, CLIP).astype(np.float32)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The statistics and the returns in progress."""
-        return {"moments": self._moments.state_dict(), "returns": self._returns}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore them."""
-        self._moments.load_state_dict(state["moments"])
-        self._returns = state["returns"]

@@ -5,30 +5,102 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from rl_training.data.arrays import Array, on_host
+from rl_training.config.schedule import Schedule, scheduled_value
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.data.sum_tree import SumTree
-from rl_training.data.types import EnvSpec, Moment
+from rl_training.data.types import Clock, EnvSpec
 from rl_training.errors import NonFiniteError
-from rl_training.experiment.config import Schedule, scheduled_value
 
 SMALLEST_ERROR = 1e-6  # added to each error, so that no transition is lost for good
 MOST_CHANGES = 1024  # arrays of slots kept until the tree is used
 MOST_TREE_BYTES = 32  # per row: a tree has up to four nodes for each
 
 
-def replay_buffer(spec: EnvSpec, hyper: Any, **options: Any) -> ReplayBuffer:
-    """The buffer the hyper-parameters of a value-based algorithm ask for."""
-    if not hyper.prioritized:
-        return ReplayBuffer.build(spec, hyper, **options)
-    return PrioritizedReplayBuffer.build(
-        spec,
-        hyper,
-        exponent=hyper.priority_exponent,
-        correction=hyper.priority_correction,
-        **options,
-    )
+class OptionallyPrioritized:
+    """Builds the prioritised buffer if `hyper.prioritized` says so, and the uniform one if not."""
+
+    memory_name = ReplayBuffer.memory_name
+
+    @staticmethod
+    def build(spec: EnvSpec, hyper: Any, **options: Any) -> ReplayBuffer:
+        """The buffer the hyper-parameters ask for."""
+        if not hyper.prioritized:
+            return ReplayBuffer.build(spec, hyper, **options)
+        return PrioritizedReplayBuffer.build(
+            spec,
+            hyper,
+            exponent=hyper.priority_exponent,
+            correction=hyper.priority_correction,
+            **options,
+        )
+
+    @staticmethod
+    def needed_bytes(spec: EnvSpec, hyper: Any, num_envs: int) -> int:
+        """Memory of that buffer."""
+        kind = PrioritizedReplayBuffer if hyper.prioritized else ReplayBuffer
+        return kind.needed_bytes(spec, hyper, num_envs)
+
+
+class SumTree:
+    """Weights, none negative, as the leaves of a tree in which each node is its children's sum.
+
+    Setting and finding take one array operation per level for any number of weights. A node is
+    computed from its children alone, so the tree is a function of the weights, to the last bit.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._depth = max(1, (size - 1).bit_length())
+        self._leaves = 2**self._depth
+        self._nodes = np.zeros(2 * self._leaves)  # the root is 1, and the children of i 2i, 2i + 1
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the tree."""
+        return self._nodes.nbytes
+
+    @property
+    def total(self) -> float:
+        """The sum of all weights."""
+        return float(self._nodes[1])
+
+    @property
+    def weights(self) -> np.ndarray:
+        """The weights, as a view."""
+        return self._nodes[self._leaves : self._leaves + self.size]
+
+    def rebuild(self) -> None:
+        """Sum up after `weights` was written to."""
+        for level in reversed(range(self._depth)):
+            width = 2**level
+            self._nodes[width : 2 * width] = self._pairs(np.arange(width, 2 * width))
+
+    def set(self, index: np.ndarray, weights: np.ndarray) -> None:
+        """Give some leaves their weights; of an index that comes twice the last counts."""
+        nodes = index + self._leaves
+        self._nodes[nodes] = weights
+        for _ in range(self._depth):
+            nodes >>= 1
+            self._nodes[nodes] = self._pairs(nodes)
+
+    def _pairs(self, nodes: np.ndarray) -> np.ndarray:
+        left = 2 * nodes
+        sums: np.ndarray = self._nodes.take(left) + self._nodes.take(left + 1)
+        return sums
+
+    def find(self, mass: np.ndarray) -> np.ndarray:
+        """The leaf in which each mass from 0 to below `total` falls; never one of weight zero."""
+        nodes, rest = np.ones(len(mass), np.int64), mass.copy()
+        for _ in range(self._depth):
+            nodes <<= 1
+            left = self._nodes.take(nodes)
+            # Rounding may leave a rest that the right side, empty, cannot hold.
+            goes_right = (rest >= left) & (self._nodes.take(nodes + 1) > 0)
+            rest -= left * goes_right
+            nodes += goes_right
+        nodes -= self._leaves
+        return nodes
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
@@ -82,17 +154,17 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         mass = (np.arange(count) + self._rng.random(count)) * (self._tree.total / count)
         return self._tree.find(mass)
 
-    def _weigh(self, slots: np.ndarray, weight: np.ndarray, moment: Moment | None) -> None:
+    def _weigh(self, slots: np.ndarray, weight: np.ndarray, clock: Clock | None) -> None:
         correction = self.correction
         if isinstance(correction, Schedule):
-            step, horizon = (moment.env_steps, moment.horizon) if moment else (0, 1)
+            step, horizon = (clock.env_steps, clock.horizon) if clock else (0, 1)
             correction = scheduled_value(correction, step, horizon)
         chances = self._tree.weights[slots]
         weight[:] = (chances / chances.min()) ** -correction
 
-    def update_priorities(self, slots: np.ndarray, priorities: Array) -> None:
+    def update_priorities(self, slots: np.ndarray, priorities: Tensor) -> None:
         """Weigh transitions anew by their errors, none of them negative."""
-        weights = (on_host(priorities) + SMALLEST_ERROR) ** self.exponent
+        weights = (priorities.cpu().numpy() + SMALLEST_ERROR) ** self.exponent
         highest = float(weights.max())
         if not np.isfinite(highest):
             raise NonFiniteError(

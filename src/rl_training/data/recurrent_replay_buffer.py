@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from typing_extensions import Self
 
+from rl_training.config.hyper_parameters import DEFAULT_BUFFER_SIZE
+from rl_training.config.types import parse_memory
 from rl_training.data.memory import refuse_if_too_large, refuse_if_too_small
-from rl_training.data.types import EnvSpec, Moment, SequenceBatch, Transitions
+from rl_training.data.types import Clock, EnvSpec, SequenceBatch, Transitions
 from rl_training.errors import CheckpointError, ConfigError, UsageError
-from rl_training.experiment.config import DEFAULT_BUFFER_SIZE, parse_memory
 
 _STORES = ("obs", "action", "reward", "discount", "first", "mask", "state")
 
@@ -177,7 +178,7 @@ class RecurrentReplayBuffer:
                 rows[env, : len(kept)] = kept
             self._filled[env] -= self.stride
 
-    def sample(self, batch_size: int, moment: Moment | None = None) -> SequenceBatch:  # noqa: ARG002
+    def sample(self, batch_size: int, clock: Clock | None = None) -> SequenceBatch:  # noqa: ARG002
         """Draw chunks with replacement, as tensors (time, batch, ...)."""
         if not self._count:
             raise UsageError("the replay buffer is empty: a sequence has to be finished first")

@@ -14,18 +14,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from typing_extensions import Self
 
-from rl_training.data.arrays import Array
-from rl_training.data.batch_memory import BatchMemory
+from rl_training.config.hyper_parameters import DEFAULT_BUFFER_SIZE, TransitionHyperParameters
+from rl_training.config.types import parse_memory
 from rl_training.data.memory import refuse_if_too_large, refuse_if_too_small
-from rl_training.data.observation_store import ObservationStore
-from rl_training.data.types import Batch, EnvSpec, Moment, Transitions
-from rl_training.errors import CheckpointError, UsageError
-from rl_training.experiment.config import DEFAULT_BUFFER_SIZE, TransitionHyperParameters
-from rl_training.experiment.config_types import parse_memory
+from rl_training.data.types import Batch, Clock, EnvSpec, Transitions
+from rl_training.errors import CheckpointError, EnvError, UsageError
 
-_STORES = ("obs", "action", "reward", "discount", "valid")
+
+def zeros(shape: tuple[int, ...], dtype: str) -> Tensor:
+    """A tensor of zeros whose memory the system gives only where something is written."""
+    return torch.from_numpy(np.zeros(shape, dtype))  # torch.zeros would write all of it
 
 
 class ReplayBuffer:
@@ -57,11 +58,17 @@ class ReplayBuffer:
         slots = self._rows * num_envs
         # Env-major: slot = env * rows + row, so that an episode lies in consecutive memory.
         self._observations = ObservationStore(spec, slots, self._rows)
-        self._obs = self._observations.array
-        self._action = np.zeros((slots, *spec.action_shape), spec.action_dtype)
-        self._reward = np.zeros(slots, np.float32)
-        self._discount = np.zeros(slots, np.float32)  # gamma * (1 - terminated)
-        self._valid = np.zeros(slots, np.bool_)
+        self.storage = {
+            "obs": self._observations.tensor,
+            "action": zeros((slots, *spec.action_shape), spec.action_dtype),
+            "reward": zeros((slots,), "float32"),
+            "discount": zeros((slots,), "float32"),  # gamma * (1 - terminated)
+            "valid": zeros((slots,), "bool"),
+        }
+        # The same memory as arrays: NumPy writes and gathers few rows in half of torch's time.
+        arrays = {name: tensor.numpy() for name, tensor in self.storage.items()}
+        self._obs, self._action, self._reward = (arrays[x] for x in ("obs", "action", "reward"))
+        self._discount, self._valid = arrays["discount"], arrays["valid"]
         self._base = np.arange(num_envs) * self._rows
         self._end = self._base + self._rows
         self._head = self._end - 1  # the slot that holds the newest observation
@@ -130,7 +137,7 @@ class ReplayBuffer:
     @property
     def nbytes(self) -> int:
         """Memory the buffer takes."""
-        return sum(getattr(self, f"_{name}").nbytes for name in _STORES)
+        return sum(tensor.nbytes for tensor in self.storage.values())
 
     def __len__(self) -> int:
         return int(np.count_nonzero(self._valid))
@@ -200,7 +207,7 @@ class ReplayBuffer:
             return 0
         return self._rows if self._wrapped else int((self._head - self._base).max()) + 1
 
-    def sample(self, batch_size: int, moment: Moment | None = None) -> Batch:
+    def sample(self, batch_size: int, clock: Clock | None = None) -> Batch:
         """Draw transitions with replacement; the next call overwrites the batch."""
         if batch_size not in self._batches:
             self._batches[batch_size] = BatchMemory(batch_size, self.spec)
@@ -212,7 +219,7 @@ class ReplayBuffer:
         self._discount.take(slots, 0, memory.discount, "clip")
         following = self._sum_rewards(slots, memory.reward, memory.discount)
         self._observations.gather(following, memory.next_obs)
-        self._weigh(slots, memory.weight, moment)
+        self._weigh(slots, memory.weight, clock)
         return memory.batch(self.device)
 
     def _sum_rewards(
@@ -230,10 +237,10 @@ class ReplayBuffer:
             following = np.where(goes_on, self._successors(following), following)
         return following
 
-    def _weigh(self, slots: np.ndarray, weight: np.ndarray, moment: Moment | None) -> None:
+    def _weigh(self, slots: np.ndarray, weight: np.ndarray, clock: Clock | None) -> None:
         """A hook: write the importance weights of the slots; they are all one here."""
 
-    def update_priorities(self, slots: np.ndarray, priorities: Array) -> None:
+    def update_priorities(self, slots: np.ndarray, priorities: Tensor) -> None:
         """Uniform replay has no priorities; the call is part of every buffer's interface."""
 
     def _draw(self, count: int) -> np.ndarray:
@@ -272,7 +279,7 @@ class ReplayBuffer:
             "num_envs": self.num_envs,
             "extent": self._extent,
             "head": self._head.copy(),
-            **{name: self._written(getattr(self, f"_{name}")) for name in _STORES},
+            **{name: self._written(tensor.numpy()) for name, tensor in self.storage.items()},
             "rng": self._rng.bit_generator.state,
         }
 
@@ -287,8 +294,8 @@ class ReplayBuffer:
         self._empty, self._wrapped = (state["extent"] == rows for rows in (0, self._rows))
         self._head[:] = state["head"]
         self._valid[:] = False
-        for name in _STORES:
-            self._written_view(getattr(self, f"_{name}"))[:] = state[name]
+        for name, tensor in self.storage.items():
+            self._written_view(tensor.numpy())[:] = state[name]
         self._rng.bit_generator.state = state["rng"]
 
     def _written(self, array: np.ndarray) -> np.ndarray:
@@ -296,3 +303,85 @@ class ReplayBuffer:
 
     def _written_view(self, array: np.ndarray) -> np.ndarray:
         return array.reshape(self.num_envs, self._rows, *array.shape[1:])[:, : self._extent]
+
+
+class ObservationStore:
+    """The observations of a replay buffer, by slot.
+
+    A slot holds an observation, or the newest image of one that stacks the images of several steps;
+    the older ones are in the slots before it, in the same ring of `rows` slots.
+    """
+
+    def __init__(self, spec: EnvSpec, slots: int, rows: int) -> None:
+        self.spec = spec
+        self.tensor = zeros((slots, *spec.frame_shape), spec.obs_dtype)
+        self._array = self.tensor.numpy()
+        self._rows = rows
+        self._older = np.arange(1 - spec.frames, 1)
+
+    def frame(self, obs: np.ndarray, number: int) -> np.ndarray:
+        """One of the images stacked in observations [B, ...], or all there is of them."""
+        if self.spec.frames == 1:
+            return obs
+        return obs.reshape(len(obs), self.spec.frames, *self.spec.frame_shape)[:, number]
+
+    def gather(self, slots: np.ndarray, out: np.ndarray) -> None:
+        """Write the observations of some slots into `out`."""
+        if self.spec.frames > 1:
+            slots = self._shifted(slots[:, None], self._older).reshape(-1)
+            out = out.reshape(len(slots), *self.spec.frame_shape)
+        # `clip` skips a copy that `raise` makes; the slots are in range.
+        self._array.take(slots, 0, out, "clip")
+
+    def last_user(self, slots: np.ndarray) -> np.ndarray:
+        """The slots whose observations have their oldest image in these."""
+        return slots if self.spec.frames == 1 else self._shifted(slots, self.spec.frames - 1)
+
+    def check_stacks(self, obs: np.ndarray, following: np.ndarray) -> None:
+        """Refuse observations that are not each other's images and one more."""
+        kept = self.spec.frame_shape[0]
+        if self.spec.frames > 1 and not np.array_equal(obs[:, kept:], following[:, :-kept]):
+            raise EnvError(
+                f"{self.spec.env_id}: expected observations of {self.spec.frames} stacked images, "
+                "of which each step adds one, found others; a wrapper after the stacking changes "
+                "them: put it before"
+            )
+
+    def _shifted(self, slots: np.ndarray, by: int | np.ndarray) -> np.ndarray:
+        """The slots so many rows later in their rings, or earlier."""
+        env, row = np.divmod(slots, self._rows)
+        shifted: np.ndarray = env * self._rows + (row + by) % self._rows
+        return shifted
+
+
+class BatchMemory:
+    """Memory for the batches of one size, used again for each."""
+
+    def __init__(self, batch_size: int, spec: EnvSpec) -> None:
+        self.obs = np.empty((batch_size, *spec.obs_shape), spec.obs_dtype)
+        self.next_obs = np.empty_like(self.obs)
+        self.action = np.empty((batch_size, *spec.action_shape), spec.action_dtype)
+        self.slots = np.empty(batch_size, np.int64)
+        self.reward, self.discount, self.weight = np.ones((3, batch_size), np.float32)
+        self._host = Batch(
+            obs=torch.from_numpy(self.obs),
+            action=torch.from_numpy(self.action),
+            reward=torch.from_numpy(self.reward),
+            next_obs=torch.from_numpy(self.next_obs),
+            discount=torch.from_numpy(self.discount),
+            weight=torch.from_numpy(self.weight),
+            slots=self.slots,
+        )
+
+    def batch(self, device: torch.device) -> Batch:
+        """What was gathered, on the device."""
+        if device.type == "cpu":
+            return self._host
+        tensors = {name: getattr(self._host, name) for name in Batch._fields[:-1]}
+        if device.type == "cuda":
+            # Pinning copies, so a transfer in flight is not overwritten by the next batch.
+            tensors = {name: x.pin_memory() for name, x in tensors.items()}
+        moved = {
+            name: x.to(device, non_blocking=device.type == "cuda") for name, x in tensors.items()
+        }
+        return self._host._replace(**moved)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import torch
 
+from rl_training.config.hyper_parameters import OnPolicyHyperParameters
 from rl_training.data.normalization import RewardNormalizer
 from rl_training.data.types import EnvSpec, Rollout, Transitions
 from rl_training.errors import CheckpointError
-from rl_training.experiment.config import OnPolicyHyperParameters
 
 _FIELDS = ("obs", "action", "reward", "next_obs", "terminated", "truncated", "first", "valid")
 _STATES = ("state", "next_state")
@@ -62,10 +63,19 @@ class RolloutBuffer:
             spec,
             num_steps=hyper.num_steps,
             num_envs=num_envs,
-            state_size=sum(getattr(hyper, "state_sizes", ())),
+            state_size=sum(hyper.state_sizes),
             reward_normalizer=normalizer,
             device=device,
         )
+
+    @staticmethod
+    def needed_bytes(spec: EnvSpec, hyper: OnPolicyHyperParameters, num_envs: int) -> int:
+        """Memory the buffer will take, known before anything is allocated."""
+        obs = math.prod(spec.obs_shape) * np.dtype(spec.obs_dtype).itemsize
+        action = math.prod(spec.action_shape) * np.dtype(spec.action_dtype).itemsize
+        flags_and_reward = 4 * 1 + 4
+        row = 2 * (obs + 4 * sum(hyper.state_sizes)) + action + flags_and_reward
+        return hyper.num_steps * num_envs * row
 
     @property
     def nbytes(self) -> int:

@@ -63,7 +63,7 @@ class EnvSpec:
         return "float32" if self.action_kind == "continuous" else "int64"
 
 
-class Moment(NamedTuple):
+class Clock(NamedTuple):
     """Where a run stands: what schedules, warm-up and intervals are functions of."""
 
     env_steps: int

@@ -1,162 +1,208 @@
-"""Building blocks that the models share."""
+"""Building blocks that the models share: perceptrons, dueling streams and ensembles."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_training.data.arrays import Array, add_up, namespace
-
-PullBack = Callable[[Array], Array]
-"""From the gradient of an output to that of the input, if asked for, else None.
-
-The gradients of the parameters are written into their `grad` on the way.
-"""
+if TYPE_CHECKING:
+    import numpy as np
 
 Activation = Literal["relu", "tanh"]
-_ZEROS = np.zeros(262_144, np.float32)
 
 
 class Layers(nn.Module):
-    """Weights and biases of layers, as tensors or seen as arrays, and their gradients."""
+    """Weights and biases in order of depth, as one module.
+
+    On a CPU a call from module to module takes as long as the arithmetic of a small layer.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._layers: list[tuple[nn.Parameter, nn.Parameter]] = []
-        self._views, self._grad_views = ArrayViews(), ArrayViews()
+        self.layers: list[tuple[nn.Parameter, nn.Parameter]] = []
 
     def add_layer(self, weight: nn.Parameter, bias: nn.Parameter) -> None:
-        """Take one more layer, the next in depth."""
-        depth = len(self._layers)
+        """Append a layer."""
+        depth = len(self.layers)
         self.register_parameter(f"weight{depth}", weight)
         self.register_parameter(f"bias{depth}", bias)
-        self._layers.append((weight, bias))
+        self.layers.append((weight, bias))
 
     @torch.no_grad()
     def init_orthogonal(self, *, last_gain: float, gain: float = math.sqrt(2)) -> None:
-        """Orthogonal weights and zero biases, with a gain of its own for the last layer."""
-        last = self._layers[-1][0]
-        for weight, bias in self._layers:
+        """Orthogonal weights and zero biases; the last layer has a gain apart."""
+        last = self.layers[-1][0]
+        for weight, bias in self.layers:
             for matrix in weight.reshape(-1, *weight.shape[-2:]):
                 nn.init.orthogonal_(matrix, last_gain if weight is last else gain)
             nn.init.zeros_(bias)
 
-    def _values_for(self, x: Array) -> Sequence[tuple[Array, Array]]:
-        """Weights and biases without a graph, as arrays if `x` is one."""
-        if isinstance(x, np.ndarray):
-            return self._views.of(self._layers)
-        return [(weight.detach(), bias.detach()) for weight, bias in self._layers]
-
-    def _grads_for(self, x: Array) -> Sequence[tuple[Array, Array]]:
-        """Their gradients, likewise."""
-        grads: list[tuple[Any, Any]] = [(w.grad, b.grad) for w, b in self._layers]
-        return self._grad_views.of(grads) if isinstance(x, np.ndarray) else grads
-
 
 class MLP(Layers):
-    """Linear layers of the given sizes with an activation between them, on tensors or arrays.
+    """Linear layers of the given sizes with an activation between them.
 
-    `features` puts an activation after the last one too. One module for all layers: on a CPU the
-    calls from module to module take as long as the arithmetic of a small network. `vjp` is its
-    gradient written out, for the same reason. Initialised as PyTorch initialises linear layers,
-    uniformly within 1/sqrt(fan_in).
+    `features` puts an activation after the last one too. Initialised as PyTorch initialises linear
+    layers, uniformly within 1/sqrt(fan_in).
     """
 
     def __init__(
         self, sizes: Sequence[int], *, activation: Activation = "relu", features: bool = False
     ) -> None:
         super().__init__()
-        self._activation = activation
-        self._features = features
+        self.activation = activation
+        self.features = features
         for fan_in, fan_out in pairwise(sizes):
             self.add_layer(*nn.Linear(fan_in, fan_out).parameters())
 
-    def forward(self, x: Array) -> Array:
+    def forward(self, x: Tensor) -> Tensor:
         """Outputs (batch, last size)."""
-        *hidden, last = self._values_for(x) if isinstance(x, np.ndarray) else self._layers
+        *hidden, last = self.layers
         for weight, bias in hidden:
-            x = self._activate(_linear(x, weight, bias))
-        x = _linear(x, *last)
-        return self._activate(x) if self._features else x
+            x = self._activate(F.linear(x, weight, bias))
+        x = F.linear(x, *last)
+        return self._activate(x) if self.features else x
 
-    def vjp(self, x: Array, *, to_input: bool = False) -> tuple[Array, PullBack]:
-        """Outputs, and the function from their gradient to the parameters' gradients.
+    def _activate(self, x: Tensor) -> Tensor:
+        return torch.relu_(x) if self.activation == "relu" else torch.tanh_(x)
 
-        That function overwrites each parameter's `grad`, which must exist, and its argument.
-        """
-        *hidden, last = layers = self._values_for(x)
-        seen = [x]  # by each layer, and last what came out
-        for weight, bias in hidden:
-            seen.append(self._activate(_linear(seen[-1], weight, bias)))
-        output = _linear(seen[-1], *last)
-        seen.append(self._activate(output) if self._features else output)
-        return seen[-1], lambda grad: self._pull_back(layers, seen, grad, to_input)
 
-    def _pull_back(
+class NoisyMLP(nn.Module):
+    """A perceptron whose weights carry noise of learned size (Fortunato et al., 2018).
+
+    In training mode each layer adds `sigma * noise` to its weights and biases, with factorised
+    noise (Eqs. 10 and 11); otherwise the means act alone. The noise stays the same until
+    `resample`. Means start within 1/sqrt(fan_in), every sigma at 0.5/sqrt(fan_in).
+    """
+
+    noise: Tensor
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.mean, self.sigma = MLP(sizes), MLP(sizes)
+        self._sizes = list(sizes)
+        for (weight, bias), fan_in in zip(self.sigma.layers, sizes, strict=False):
+            nn.init.constant_(weight, 0.5 / math.sqrt(fan_in))
+            nn.init.constant_(bias, 0.5 / math.sqrt(fan_in))
+        # A factor for each input and each output of every layer.
+        self.register_buffer("noise", torch.zeros(sum(sizes[:-1]) + sum(sizes[1:])))
+
+    def resample(self, rng: np.random.Generator) -> None:
+        """Draw other noise: each factor is sgn(x) sqrt(|x|) of a normal x."""
+        x = torch.from_numpy(rng.standard_normal(len(self.noise), "float32"))
+        self.noise.copy_(x.sign() * x.abs().sqrt())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs (batch, last size)."""
+        start, depth = 0, len(self.mean.layers)
+        pairs = zip(self.mean.layers, self.sigma.layers, strict=True)
+        for number, ((weight, bias), (weight_sigma, bias_sigma)) in enumerate(pairs, 1):
+            if self.training:
+                fan_out, fan_in = weight.shape
+                of_input = self.noise[start : start + fan_in]
+                of_output = self.noise[start + fan_in : start + fan_in + fan_out]
+                start += fan_in + fan_out
+                x = F.linear(
+                    x,
+                    weight + weight_sigma * torch.outer(of_output, of_input),
+                    bias + bias_sigma * of_output,
+                )
+            else:
+                x = F.linear(x, weight, bias)
+            if number < depth:
+                x = torch.relu(x)
+        return x
+
+
+class DuelingMLP(nn.Module):
+    """`width` numbers per action: value + advantage - mean advantage (Wang et al., 2016, Eq. 9).
+
+    All hidden layers but the last are shared; the streams, which may be noisy, have one each.
+    Gives (batch, action_dim * width), as an `MLP` of that output size does.
+    """
+
+    def __init__(
         self,
-        layers: Sequence[tuple[Array, Array]],
-        seen: list[Array],
-        grad: Array,
-        to_input: bool,
-    ) -> Array:
-        xp, grads = namespace(grad), self._grads_for(grad)
-        activated = self._features  # whether the layer's output went through the activation
-        for depth in reversed(range(len(layers))):
-            x, y, (by_weight, by_bias) = seen[depth], seen[depth + 1], grads[depth]
-            if activated:
-                grad *= y > 0 if self._activation == "relu" else 1 - y * y
-            xp.matmul(grad.T, x, out=by_weight)
-            add_up(grad, out=by_bias)
-            grad, activated = grad @ layers[depth][0] if depth or to_input else None, True
-        return grad
+        obs_dim: int,
+        action_dim: int,
+        hidden_sizes: Sequence[int],
+        width: int = 1,
+        *,
+        noisy: bool = False,
+    ) -> None:
+        super().__init__()
+        *shared, last = (obs_dim, *hidden_sizes)
+        stream = NoisyMLP if noisy else MLP
+        self.trunk = MLP(shared, features=True) if len(shared) > 1 else None
+        self.value = stream((shared[-1], last, width))
+        self.advantage = stream((shared[-1], last, action_dim * width))
+        self.shape = (-1, action_dim, width)
 
-    def _activate(self, x: Array) -> Array:
-        """The activation, in place."""
-        if self._activation == "relu":
-            return rectify(x)
-        return np.tanh(x, out=x) if isinstance(x, np.ndarray) else torch.tanh_(x)
-
-
-class ArrayViews:
-    """Tensors seen as arrays, for as long as they stay where they are."""
-
-    def __init__(self) -> None:
-        self._address = 0
-        self._views: list[tuple[np.ndarray, np.ndarray]] = []
-
-    def __reduce__(self) -> tuple[type[ArrayViews], tuple[()]]:
-        return ArrayViews, ()  # a network that was copied or pickled has memory of its own
-
-    def of(self, tensors: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Their views; an optimiser moves all of them at once, into one buffer."""
-        address = tensors[0][0].data_ptr()
-        if address != self._address:
-            self._views = [(w.detach().numpy(), b.detach().numpy()) for w, b in tensors]
-            self._address = address
-        return self._views
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs (batch, action_dim * width)."""
+        if self.trunk is not None:
+            x = self.trunk(x)
+        value, advantage = self.value(x), self.advantage(x).reshape(self.shape)
+        centred = advantage - advantage.mean(1, keepdim=True)
+        joined: Tensor = (value[:, None] + centred).flatten(1)
+        return joined
 
 
-def rectify(x: Array) -> Array:
-    """ReLU, in place."""
-    if not isinstance(x, np.ndarray):
-        return torch.relu_(x)
-    # A zero for each entry of a matrix is three times as fast as one zero for all.
-    rows, columns = x.shape[-2:]
-    whole = rows * columns <= _ZEROS.size
-    zeros = _ZEROS[: rows * columns].reshape(rows, columns) if whole else _ZEROS[:columns]
-    return np.maximum(x, zeros, out=x)
+def action_layers(
+    obs_dim: int,
+    action_dim: int,
+    hidden_sizes: Sequence[int],
+    width: int = 1,
+    *,
+    dueling: bool = False,
+    noisy: bool = False,
+) -> nn.Module:
+    """Layers that give `width` numbers for each action, flat: (batch, action_dim * width).
+
+    Noise goes into the last two layers, or those of both streams, as in Rainbow.
+    """
+    if dueling:
+        return DuelingMLP(obs_dim, action_dim, hidden_sizes, width, noisy=noisy)
+    sizes = (obs_dim, *hidden_sizes, action_dim * width)
+    if not noisy:
+        return MLP(sizes)
+    shared, head = sizes[:-2], sizes[-3:]
+    if len(shared) < 2:
+        return NoisyMLP(head)
+    return nn.Sequential(MLP(shared, features=True), NoisyMLP(head))
 
 
-def _linear(x: Array, weight: Array, bias: Array) -> Array:
-    if not isinstance(x, np.ndarray):
-        return F.linear(x, weight, bias)
-    outputs = x @ weight.T
-    outputs += bias
-    return outputs
+class EnsembleMLP(Layers):
+    """`members` perceptrons with ReLU layers side by side; their weights are (members, in, out).
+
+    One product per layer serves all members. Each member is initialised by itself, as PyTorch
+    initialises a linear layer. Inputs (batch, in) go to all members, inputs (members, batch, in)
+    to one each; outputs are (members, batch, out).
+    """
+
+    def __init__(self, members: int, sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.members = members
+        for fan_in, fan_out in pairwise(sizes):
+            linears = [nn.Linear(fan_in, fan_out) for _ in range(members)]
+            weight = nn.Parameter(torch.stack([linear.weight.detach().T for linear in linears]))
+            bias = nn.Parameter(torch.stack([linear.bias.detach()[None] for linear in linears]))
+            self.add_layer(weight, bias)
+
+    def forward(self, x: Tensor, members: Tensor | None = None) -> Tensor:
+        """Outputs of all members, or of those with the given numbers."""
+        *hidden, last = self.layers
+        for weight, bias in hidden:
+            x = torch.relu_(_linear(x, weight, bias, members))
+        return _linear(x, *last, members)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor, members: Tensor | None) -> Tensor:
+    if members is not None:
+        weight, bias = weight[members], bias[members]
+    return torch.baddbmm(bias, x.expand(len(weight), *x.shape[-2:]), weight)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from rl_training.data.arrays import Array
 from rl_training.data.types import EnvSpec
-from rl_training.experiment.config import HyperParameters
 from rl_training.models.blocks import MLP
+
+if TYPE_CHECKING:
+    from rl_training.config.ppo import PPOConfig
 
 
 class MLPActorCritic(nn.Module):
@@ -39,41 +41,26 @@ class MLPActorCritic(nn.Module):
             self.log_std = nn.Parameter(torch.full((policy_outputs,), log_std_init))
 
     @classmethod
-    def build(cls, spec: EnvSpec, hyper: HyperParameters) -> MLPActorCritic:
+    def build(cls, spec: EnvSpec, hyper: PPOConfig) -> MLPActorCritic:
         """The network for an environment, as the hyper-parameters size it."""
         return cls(
             spec.obs_dim,
             spec.policy_outputs,
             hyper.hidden_sizes,
             gaussian=spec.action_kind == "continuous",
-            log_std_init=getattr(hyper, "log_std_init", 0.0),
+            log_std_init=hyper.log_std_init,
         )
 
-    def policy(self, obs: Array) -> Array:
+    def policy(self, obs: Tensor) -> Tensor:
         """Logits or means (batch, policy_outputs)."""
-        return self.actor.forward(obs)
+        outputs: Tensor = self.actor(obs)
+        return outputs
 
-    def value(self, obs: Array) -> Array:
+    def value(self, obs: Tensor) -> Tensor:
         """Values (batch,)."""
-        return self.critic.forward(obs).squeeze(-1)
+        values: Tensor = self.critic(obs).squeeze(-1)
+        return values
 
-    def forward(self, obs: Array) -> tuple[Array, Array]:
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Policy outputs and values."""
         return self.policy(obs), self.value(obs)
-
-    def vjp(self, obs: Array) -> tuple[tuple[Array, Array], Callable[[Sequence[Array]], None]]:
-        """Policy outputs and values, and the function from their gradients to the parameters'.
-
-        With continuous actions it takes a third gradient, that of `log_std`.
-        """
-        outputs, to_actor = self.actor.vjp(obs)
-        values, to_critic = self.critic.vjp(obs)
-
-        def pull_back(grads: Sequence[Array]) -> None:
-            to_actor(grads[0])
-            to_critic(grads[1][:, None])
-            for grad in grads[2:]:
-                assert self.log_std.grad is not None
-                self.log_std.grad.copy_(torch.as_tensor(grad))
-
-        return (outputs, values.squeeze(-1)), pull_back

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
-from rl_training.data.arrays import Array, rows_of, softmax
+import torch
+from torch import Tensor, nn
+
 from rl_training.data.types import EnvSpec
-from rl_training.models.per_action import PerActionNetwork
+from rl_training.models.blocks import action_layers
+
+if TYPE_CHECKING:
+    from rl_training.config.value_based import C51Config
 
 
-class MLPCategoricalQNetwork(PerActionNetwork):
+class MLPCategoricalQNetwork(nn.Module):
     """Logits (batch, action_dim, num_atoms) of evenly spaced returns; the algorithm knows which."""
-
-    vjp = PerActionNetwork.vjp
 
     def __init__(
         self,
@@ -23,20 +26,30 @@ class MLPCategoricalQNetwork(PerActionNetwork):
         hidden_sizes: Sequence[int] = (256, 256),
         *,
         dueling: bool = False,
+        noisy: bool = False,
     ) -> None:
-        super().__init__(obs_dim, action_dim, num_atoms, hidden_sizes, dueling=dueling)
+        super().__init__()
+        self.layers = action_layers(
+            obs_dim, action_dim, hidden_sizes, num_atoms, dueling=dueling, noisy=noisy
+        )
+        self.shape = (action_dim, num_atoms)
 
     @classmethod
-    def build(cls, spec: EnvSpec, hyper: Any) -> MLPCategoricalQNetwork:
+    def build(cls, spec: EnvSpec, hyper: C51Config) -> MLPCategoricalQNetwork:
         """The network for an environment, as the hyper-parameters size it."""
         sizes = (spec.num_actions, hyper.num_atoms, hyper.hidden_sizes)
-        return cls(spec.obs_dim, *sizes, dueling=hyper.dueling)
+        return cls(spec.obs_dim, *sizes, dueling=hyper.dueling, noisy=hyper.noisy)
 
-    def act(self, obs: Array) -> Array:
+    def forward(self, obs: Tensor) -> Tensor:
+        """Logits of observations (batch, obs_dim)."""
+        logits: Tensor = self.layers(obs).unflatten(1, self.shape)
+        return logits
+
+    def act(self, obs: Tensor) -> Tensor:
         """The action of each row with the highest expected return.
 
         Over evenly spaced returns that is the one with the highest expected number of the return.
         """
-        probabilities = softmax(self.forward(obs))
-        numbers = rows_of(probabilities[0].T)  # 0 to num_atoms - 1, where the probabilities are
+        probabilities = self.forward(obs).softmax(-1)
+        numbers = torch.arange(self.shape[1], device=probabilities.device)
         return (probabilities * numbers).sum(-1).argmax(-1)

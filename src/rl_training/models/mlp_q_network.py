@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
-from torch import nn
+from torch import Tensor, nn
 
-from rl_training.data.arrays import Array
 from rl_training.data.types import EnvSpec
-from rl_training.models.blocks import PullBack
-from rl_training.models.dueling import action_layers
+from rl_training.models.blocks import action_layers
+
+if TYPE_CHECKING:
+    from rl_training.config.value_based import ValueBasedConfig
 
 
 class MLPQNetwork(nn.Module):
@@ -27,23 +28,24 @@ class MLPQNetwork(nn.Module):
         hidden_sizes: Sequence[int] = (256, 256),
         *,
         dueling: bool = False,
+        noisy: bool = False,
     ) -> None:
         super().__init__()
-        self.layers = action_layers(obs_dim, action_dim, hidden_sizes, 1, dueling)
+        self.layers = action_layers(
+            obs_dim, action_dim, hidden_sizes, 1, dueling=dueling, noisy=noisy
+        )
 
     @classmethod
-    def build(cls, spec: EnvSpec, hyper: Any) -> MLPQNetwork:
+    def build(cls, spec: EnvSpec, hyper: ValueBasedConfig) -> MLPQNetwork:
         """The network for an environment, as the hyper-parameters size it."""
-        return cls(spec.obs_dim, spec.num_actions, hyper.hidden_sizes, dueling=hyper.dueling)
+        sizes = (spec.obs_dim, spec.num_actions, hyper.hidden_sizes)
+        return cls(*sizes, dueling=hyper.dueling, noisy=hyper.noisy)
 
-    def forward(self, obs: Array) -> Array:
+    def forward(self, obs: Tensor) -> Tensor:
         """Q-values (batch, action_dim) of observations (batch, obs_dim)."""
-        return self.layers.forward(obs)  # not through a module's call, which costs as much again
+        q_values: Tensor = self.layers(obs)
+        return q_values
 
-    def vjp(self, obs: Array) -> tuple[Array, PullBack]:
-        """Q-values, and the function from their gradient to the parameters' gradients."""
-        return self.layers.vjp(obs)
-
-    def act(self, obs: Array) -> Array:
+    def act(self, obs: Tensor) -> Tensor:
         """The greedy action of each row."""
         return self.forward(obs).argmax(-1)

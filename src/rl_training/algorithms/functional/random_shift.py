@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.functional.shapes import expect_shapes
+from rl_training.data.generators import NumpyGenerator
+from rl_training.data.shapes import expect_shapes
+from rl_training.errors import ConfigError
 
 
 def random_shift(images: Tensor, offsets: Tensor, pad: int) -> Tensor:
@@ -21,14 +22,6 @@ def random_shift(images: Tensor, offsets: Tensor, pad: int) -> Tensor:
     expect_shapes("B C H W, B 2", images, offsets)
     if not pad:
         return images
-    if images.device.type == "cpu":  # copies of whole rows, many times as fast as an index
-        shifted = _shifted(images.numpy(), offsets.tolist(), pad)
-        return torch.from_numpy(shifted).permute(0, 3, 1, 2)
-    return _indexed(images, offsets, pad)
-
-
-def _indexed(images: Tensor, offsets: Tensor, pad: int) -> Tensor:
-    """The crops, on a device."""
     height, width = images.shape[2:]
     padded = images.index_select(2, _repeated(height, pad, images))
     padded = padded.index_select(3, _repeated(width, pad, images))
@@ -37,23 +30,26 @@ def _indexed(images: Tensor, offsets: Tensor, pad: int) -> Tensor:
     return crops[torch.arange(len(images), device=images.device), :, row, column]
 
 
-def _shifted(images: np.ndarray, offsets: Sequence[Sequence[int]], pad: int) -> np.ndarray:
-    """The crops, with their channels last, as convolutions on a CPU want them."""
-    count, channels, height, width = images.shape
-    padded = np.empty((count, channels, height + 2 * pad, width + 2 * pad), images.dtype)
-    inside = padded[:, :, pad : pad + height]
-    inside[..., pad : pad + width] = images
-    inside[..., :pad] = images[..., :1]
-    inside[..., pad + width :] = images[..., -1:]
-    padded[:, :, :pad] = inside[:, :, :1]
-    padded[:, :, pad + height :] = inside[:, :, -1:]
-    shifted = np.empty((count, height, width, channels), images.dtype)
-    for number, (row, column) in enumerate(offsets):
-        crop = padded[number, :, row : row + height, column : column + width]
-        shifted[number] = np.moveaxis(crop, 0, -1)
-    return shifted
-
-
 def _repeated(size: int, pad: int, like: Tensor) -> Tensor:
     """The rows of a padded image among those of the image."""
     return (torch.arange(size + 2 * pad, device=like.device) - pad).clamp_(0, size - 1)
+
+
+class RandomShifts(NumpyGenerator):
+    """Shifts by up to `pad` pixels along each axis, for each image anew."""
+
+    def __init__(self, seed: int, pad: int, shape: Sequence[int]) -> None:
+        super().__init__(seed)
+        if pad >= min(shape[1:]):
+            raise ConfigError(
+                f"algo_kwargs.pad: expected less than the {shape[1]} x {shape[2]} pixels of an "
+                f"image, found {pad}: nothing would be left of it"
+            )
+        self._pad = pad
+        self.shift = random_shift
+
+    def __call__(self, images: Tensor, times: int = 1) -> Tensor:
+        """The images `times` times, one round after the other, each shifted anew."""
+        images = images.repeat(times, 1, 1, 1) if times > 1 else images
+        offsets = self.numpy.integers(0, 2 * self._pad + 1, (len(images), 2))
+        return self.shift(images, torch.from_numpy(offsets).to(images.device), self._pad)

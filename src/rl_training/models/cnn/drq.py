@@ -9,14 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.data.types import EnvSpec
-from rl_training.models.blocks import MLP
+from rl_training.models.blocks import MLP, EnsembleMLP
 from rl_training.models.cnn.encoders import (
     ENCODERS,
     Convolutions,
     NormalizedFeatures,
     init_orthogonal,
 )
-from rl_training.models.ensemble import EnsembleMLP
 
 
 class PixelActor(nn.Module):
@@ -51,7 +50,7 @@ class PixelActor(nn.Module):
             seen = self._borrowed[0](images).detach()
         else:
             seen = self.convolutions(images)
-        outputs: Tensor = self.layers.forward(self.features(seen))
+        outputs: Tensor = self.layers(self.features(seen))
         return outputs
 
 
@@ -87,7 +86,7 @@ class PixelCritics(nn.Module):
     def forward(self, images: Tensor, action: Tensor) -> Tensor:
         """Values of all critics."""
         seen = self.features(self.convolutions(images))
-        numbers: Tensor = self.layers.forward(torch.cat([seen, action], 1))
+        numbers: Tensor = self.layers(torch.cat([seen, action], 1))
         return numbers
 
 

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.data.types import EnvSpec
-from rl_training.models.blocks import MLP
+from rl_training.models.blocks import MLP, EnsembleMLP
 from rl_training.models.cnn.encoders import (
     ENCODERS,
     Convolutions,
     NormalizedFeatures,
     init_orthogonal,
 )
-from rl_training.models.ensemble import EnsembleMLP
 
 
 class FeatureActor(nn.Module):
@@ -31,7 +30,7 @@ class FeatureActor(nn.Module):
 
     def forward(self, seen: Tensor) -> Tensor:
         """Actions."""
-        return torch.tanh(self.layers.forward(self.features(seen)))
+        return torch.tanh(self.layers(self.features(seen)))
 
 
 class FeatureCritics(nn.Module):
@@ -52,7 +51,7 @@ class FeatureCritics(nn.Module):
 
     def forward(self, seen: Tensor, action: Tensor) -> Tensor:
         """Values."""
-        values: Tensor = self.layers.forward(torch.cat([self.features(seen), action], 1))
+        values: Tensor = self.layers(torch.cat([self.features(seen), action], 1))
         return values
 
 

@@ -71,7 +71,7 @@ class NatureCNN(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Features (batch, size)."""
         seen: Tensor = self.convolutions(images)
-        return seen if self.layers is None else self.layers.forward(seen)
+        return seen if self.layers is None else self.layers(seen)
 
 
 class NormalizedFeatures(nn.Module):

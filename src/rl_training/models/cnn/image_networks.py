@@ -13,6 +13,10 @@ from torch import Tensor, nn
 from rl_training.data.types import EnvSpec
 from rl_training.models.blocks import MLP
 from rl_training.models.cnn.encoders import NATURE, Convolutions, NatureCNN, init_orthogonal
+from rl_training.models.mlp_actor_critic import MLPActorCritic
+from rl_training.models.mlp_categorical_q_network import MLPCategoricalQNetwork
+from rl_training.models.mlp_q_network import MLPQNetwork
+from rl_training.models.mlp_qr_q_network import MLPQRQNetwork
 
 Build = Callable[[EnvSpec, Any], nn.Module]
 
@@ -26,7 +30,7 @@ class ImageQNetwork(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """What the head gives for images (batch, channels, height, width) of bytes."""
-        numbers: Tensor = self.head.forward(self.convolutions(images))
+        numbers: Tensor = self.head(self.convolutions(images))
         return numbers
 
     def act(self, images: Tensor) -> Tensor:
@@ -64,14 +68,14 @@ class ImageActorCritic(nn.Module):
     def policy_and_value(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Both, with the shared layers gone through once."""
         seen = self.encoder(images)
-        return self.actor.forward(seen), self.critic.forward(seen).squeeze(-1)
+        return self.actor(seen), self.critic(seen).squeeze(-1)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Policy outputs and values."""
         return self.policy_and_value(images)
 
 
-def q_network(of_vectors: Build) -> Build:
+def _with_convolutions(of_vectors: Build) -> Build:
     """Builds what `of_vectors` builds, for images with convolutions before it."""
 
     def build(spec: EnvSpec, hyper: Any) -> nn.Module:
@@ -84,7 +88,7 @@ def q_network(of_vectors: Build) -> Build:
     return build
 
 
-def actor_critic(of_vectors: Build) -> Build:
+def _or_image_actor_critic(of_vectors: Build) -> Build:
     """Builds what `of_vectors` builds, and for images an `ImageActorCritic`."""
 
     def build(spec: EnvSpec, hyper: Any) -> nn.Module:
@@ -93,3 +97,9 @@ def actor_critic(of_vectors: Build) -> Build:
         )
 
     return build
+
+
+q_network = _with_convolutions(MLPQNetwork.build)
+quantile_network = _with_convolutions(MLPQRQNetwork.build)
+categorical_network = _with_convolutions(MLPCategoricalQNetwork.build)
+actor_critic = _or_image_actor_critic(MLPActorCritic.build)

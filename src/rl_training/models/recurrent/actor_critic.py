@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rl_training.data.types import EnvSpec
 from rl_training.models.blocks import MLP
-from rl_training.models.recurrent.core import Arrays, CoreKind, RecurrentCore, State, reset_state
+from rl_training.models.recurrent.core import CoreKind, RecurrentCore, State, reset_state
 
 
 class Memory(nn.Module):
@@ -32,19 +31,14 @@ class Memory(nn.Module):
     def forward(self, obs: Tensor, state: State, first: Tensor) -> Tensor:
         """Features (time, batch, core_size)."""
         if self.encoder is not None:
-            obs = self.encoder.forward(obs.flatten(0, 1)).unflatten(0, obs.shape[:2])
+            obs = self.encoder(obs.flatten(0, 1)).unflatten(0, obs.shape[:2])
         return self.core.outputs(obs, state, first)
 
     def act(self, obs: Tensor, state: State, first: Tensor) -> State:
         """The state after one step, whose first part is the features."""
-        features = obs if self.encoder is None else self.encoder.forward(obs)
+        features = obs if self.encoder is None else self.encoder(obs)
         after: State = self.core(features.unsqueeze(0), state, first.unsqueeze(0))[1]
         return after
-
-    def step(self, obs: np.ndarray, state: Arrays, first: np.ndarray) -> Arrays:
-        """The state after one step, whose first part is the features, on the host."""
-        features = obs if self.encoder is None else self.encoder.forward(obs)
-        return self.core.step(features, state, first)
 
 
 class PolicyAndValue(NamedTuple):
@@ -109,22 +103,15 @@ class RecurrentActorCritic(nn.Module):
     def sequence(self, obs: Tensor, state: State, first: Tensor) -> PolicyAndValue:
         """Policy outputs and values along sequences: `obs` (time, batch, obs_dim)."""
         features = [memory(obs, mine, first) for memory, mine in self._split(state)]
-        policy = self.actor.forward(features[0].flatten(0, 1)).unflatten(0, obs.shape[:2])
-        value = self.critic.forward(features[-1].flatten(0, 1)).reshape(obs.shape[:2])
+        policy = self.actor(features[0].flatten(0, 1)).unflatten(0, obs.shape[:2])
+        value = self.critic(features[-1].flatten(0, 1)).reshape(obs.shape[:2])
         return PolicyAndValue(policy, value)
 
     def act(self, obs: Tensor, state: State, first: Tensor) -> tuple[Tensor, State]:
         """Policy outputs (batch, outputs) and the state after one step: `obs` (batch, obs_dim)."""
         after = [memory.act(obs, mine, first) for memory, mine in self._split(state)]
-        policy: Tensor = self.actor.forward(after[0][0])
+        policy: Tensor = self.actor(after[0][0])
         return policy, tuple(part for parts in after for part in parts)
-
-    def act_on_arrays(
-        self, obs: np.ndarray, state: Arrays, first: np.ndarray
-    ) -> tuple[np.ndarray, Arrays]:
-        """The same on the host."""
-        after = [memory.step(obs, mine, first) for memory, mine in self._split(state)]
-        return self.actor.forward(after[0][0]), tuple(part for parts in after for part in parts)
 
     def _split(self, state: Sequence[Any]) -> list[tuple[Any, Any]]:
         """Each memory with its parts of the state."""

@@ -10,22 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
-from rl_training.models.blocks import ArrayViews
-
 CoreKind = Literal["lstm", "gru"]
 MOST_PADDING = 4  # times the rows of a sequence, beyond which its pieces are packed, not padded
 State = tuple[Tensor, ...]
 """Hidden state, and for an LSTM its cell state, each (batch, size)."""
-Arrays = tuple[np.ndarray, ...]
-"""The same on the host."""
 
 
 class RecurrentCore(nn.Module):
     """One recurrent layer. Sequences are (time, batch, ...); states are (batch, size).
 
     Where `first` is set, an episode starts and what came before is forgotten. A sequence is cut
-    there, and all pieces go through torch's fused kernel at once. `step` is for acting on a CPU:
-    one row of a sequence, on arrays, which costs a fifth of a call of the kernel.
+    there, and all pieces go through torch's fused kernel at once.
     """
 
     def __init__(self, input_size: int, size: int, kind: CoreKind = "lstm") -> None:
@@ -33,9 +28,6 @@ class RecurrentCore(nn.Module):
         self.size = size
         self.kind = kind
         self.layer = (nn.LSTM if kind == "lstm" else nn.GRU)(input_size, size)
-        by_input, by_state, bias_input, bias_state = self.layer.parameters()
-        self._weights = [(by_input, bias_input), (by_state, bias_state)]
-        self._views = ArrayViews()
 
     def initial_state(self, batch_size: int) -> State:
         """The state at the start of an episode: zeros."""
@@ -69,17 +61,6 @@ class RecurrentCore(nn.Module):
         padded = inputs.flatten(0, 1)[_on(first, pieces.rows)]
         outputs: Tensor = self.layer(padded, self._to_layer(before))[0]
         return outputs.flatten(0, 1)[_on(first, pieces.back)]
-
-    def step(self, inputs: np.ndarray, state: Arrays, first: np.ndarray) -> Arrays:
-        """The state after one step, whose first part is the output: `inputs` (batch, features)."""
-        before = state
-        if first.any():
-            before = tuple(np.where(first[:, None], np.float32(0), part) for part in state)
-        (by_input, bias_input), (by_state, bias_state) = self._views.of(self._weights)
-        seen, kept = inputs @ by_input.T + bias_input, before[0] @ by_state.T + bias_state
-        if self.kind == "gru":
-            return (_gru_step(seen, kept, before[0]),)
-        return _lstm_step(seen + kept, before[1])
 
     def _packed(self, inputs: Tensor, before: State, pieces: Pieces) -> tuple[Tensor, State]:
         """Outputs and the state after the last row, from pieces that are not padded."""
@@ -120,7 +101,8 @@ class Pieces:
         begins = np.flatnonzero(starts)  # of rows laid out column by column
         self.column, self.row = np.divmod(begins, len(first))
         self.length = np.diff(begins, append=first.size)
-        self.number = np.cumsum(starts.reshape(-1)).reshape(starts.shape).T - 1  # at each row
+        number: np.ndarray = np.cumsum(starts.reshape(-1)).reshape(starts.shape)
+        self.number = number.T - 1  # at each row
 
     @property
     def padding(self) -> float:
@@ -141,30 +123,6 @@ class Pieces:
         within = np.arange(len(self.number))[:, None] - self.row[self.number]
         places: np.ndarray = within * len(self.row) + self.number
         return places
-
-
-def _lstm_step(gates: np.ndarray, cell: np.ndarray) -> Arrays:
-    """Output and cell state from the sums before the four gates, in torch's order."""
-    size = cell.shape[1]
-    new = np.tanh(gates[:, 2 * size : 3 * size])
-    gates = _sigmoid(gates)
-    after = gates[:, size : 2 * size] * cell + gates[:, :size] * new
-    return gates[:, 3 * size :] * np.tanh(after), after
-
-
-def _gru_step(seen: np.ndarray, kept: np.ndarray, hidden: np.ndarray) -> np.ndarray:
-    """Output from the sums over the input and over the state, in torch's order of gates."""
-    size = hidden.shape[1]
-    gates = _sigmoid(seen[:, : 2 * size] + kept[:, : 2 * size])
-    reset, update = gates[:, :size], gates[:, size:]
-    new = np.tanh(seen[:, 2 * size :] + reset * kept[:, 2 * size :])
-    after: np.ndarray = new + update * (hidden - new)
-    return after
-
-
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    result: np.ndarray = 1 / (1 + np.exp(-x))
-    return result
 
 
 def reset_state(state: State, first: Tensor) -> State:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 from torch import Tensor, nn
 
 from rl_training.data.types import EnvSpec
-from rl_training.models.blocks import MLP
-from rl_training.models.dueling import action_layers
-from rl_training.models.recurrent.core import Arrays, CoreKind, RecurrentCore, State, reset_state
+from rl_training.models.blocks import MLP, action_layers
+from rl_training.models.recurrent.core import CoreKind, RecurrentCore, State, reset_state
 
 
 class RecurrentActions(NamedTuple):
@@ -38,13 +36,14 @@ class LSTMQNetwork(nn.Module):
         core: CoreKind = "lstm",
         core_size: int = 128,
         dueling: bool = False,
+        noisy: bool = False,
     ) -> None:
         super().__init__()
         sizes = (obs_dim, *hidden_sizes)
         self.encoder = MLP(sizes, features=True) if hidden_sizes else None
         self.core = RecurrentCore(sizes[-1], core_size, core)
         streams = (core_size,) if dueling else ()
-        self.head = action_layers(core_size, action_dim, streams, 1, dueling)
+        self.head = action_layers(core_size, action_dim, streams, dueling=dueling, noisy=noisy)
 
     @classmethod
     def build(cls, spec: EnvSpec, hyper: Any) -> LSTMQNetwork:
@@ -56,6 +55,7 @@ class LSTMQNetwork(nn.Module):
             core=hyper.core,
             core_size=hyper.core_size,
             dueling=hyper.dueling,
+            noisy=hyper.noisy,
         )
 
     def initial_state(self, batch_size: int) -> State:
@@ -72,20 +72,12 @@ class LSTMQNetwork(nn.Module):
         `obs` is (time, batch, obs_dim); `first` (time, batch) says which rows start an episode.
         """
         rows = obs.flatten(0, 1)
-        features = rows if self.encoder is None else self.encoder.forward(rows)
+        features = rows if self.encoder is None else self.encoder(rows)
         outputs, after = self.core(features.unflatten(0, obs.shape[:2]), state, first)
-        q_values: Tensor = self.head.forward(outputs.flatten(0, 1)).unflatten(0, obs.shape[:2])
+        q_values: Tensor = self.head(outputs.flatten(0, 1)).unflatten(0, obs.shape[:2])
         return q_values, after
 
     def act(self, obs: Tensor, state: State, first: Tensor) -> RecurrentActions:
         """Q-values, greedy actions and the new state for one step: `obs` (batch, obs_dim)."""
         q_values, after = self.q_values_sequence(obs.unsqueeze(0), state, first.unsqueeze(0))
         return RecurrentActions(q_values[0], q_values[0].argmax(-1), after)
-
-    def act_on_arrays(
-        self, obs: np.ndarray, state: Arrays, first: np.ndarray
-    ) -> tuple[np.ndarray, Arrays]:
-        """Q-values and the new state for one step, on the host."""
-        features = obs if self.encoder is None else self.encoder.forward(obs)
-        after = self.core.step(features, state, first)
-        return self.head.forward(after[0]), after

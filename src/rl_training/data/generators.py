@@ -1,4 +1,4 @@
-"""Random generators of an algorithm's own, whose state goes into its checkpoint."""
+"""Random generators whose state goes into a checkpoint."""
 
 from __future__ import annotations
 
@@ -7,22 +7,19 @@ from typing import Any
 
 import numpy as np
 
+from rl_training.storage.generators import set_generator_state
+from rl_training.storage.state import Stateful
+
 BLOCK = 8192  # numbers drawn at once: a call of a generator costs more than the numbers it gives
 
 
-class NumpyGenerator:
-    """A NumPy generator."""
+class NumpyGenerator(Stateful):
+    """A NumPy generator whose state goes into a checkpoint."""
+
+    state_fields = ("numpy",)
 
     def __init__(self, seed: int) -> None:
         self.numpy = np.random.default_rng(seed)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The generator's state."""
-        return {"state": self.numpy.bit_generator.state}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the generator."""
-        self.numpy.bit_generator.state = state["state"]
 
 
 class BlockNoise:
@@ -59,7 +56,7 @@ class BlockNoise:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Draw the same block again."""
-        self._rng.bit_generator.state = state["rng"]
+        set_generator_state(self._rng, state["rng"])
         self._begin(state["rows"])
         self._used = state["used"]
 

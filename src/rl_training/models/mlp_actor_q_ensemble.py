@@ -1,20 +1,21 @@
-"""A squashed-Gaussian actor beside an ensemble of critics, as SAC, TQC and REDQ use them."""
+"""An actor beside an ensemble of Q-critics, as SAC, TQC, REDQ and TD3 use them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rl_training.data.arrays import Array, namespace
 from rl_training.data.types import EnvSpec
-from rl_training.models.blocks import MLP, PullBack
-from rl_training.models.ensemble import Backward, EnsembleMLP
+from rl_training.models.blocks import MLP, EnsembleMLP
+
+if TYPE_CHECKING:
+    from rl_training.config.actor_critic import TD3Config, VectorCriticsConfig
 
 
 class MLPActor(nn.Module):
@@ -24,13 +25,22 @@ class MLPActor(nn.Module):
         super().__init__()
         self.layers = MLP((obs_dim, *hidden_sizes, 2 * action_dim))
 
-    def forward(self, obs: Array) -> Array:
+    def forward(self, obs: Tensor) -> Tensor:
         """Outputs for observations (batch, obs_dim)."""
-        return self.layers.forward(obs)
+        outputs: Tensor = self.layers(obs)
+        return outputs
 
-    def vjp(self, obs: Array) -> tuple[Array, PullBack]:
-        """Outputs, and the function from their gradient to the parameters' gradients."""
-        return self.layers.vjp(obs)
+
+class MLPDeterministicActor(nn.Module):
+    """Actions (batch, action_dim) in [-1, 1]."""
+
+    def __init__(self, obs_dim: int, action_dim: int, hidden_sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.layers = MLP((obs_dim, *hidden_sizes, action_dim))
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Actions for observations (batch, obs_dim)."""
+        return torch.tanh(self.layers(obs))
 
 
 class MLPCritics(nn.Module):
@@ -47,19 +57,11 @@ class MLPCritics(nn.Module):
     ) -> None:
         super().__init__()
         self.layers = EnsembleMLP(num_critics, (obs_dim + action_dim, *hidden_sizes, outputs))
-        self._action = slice(obs_dim, None)
 
-    def forward(self, obs: Array, action: Array, members: Array | None = None) -> Array:
-        """Numbers of all critics, or of those chosen."""
-        return self.layers.forward(_joined(obs, action), members)
-
-    def vjp(self, obs: Array, action: Array) -> tuple[Array, Backward]:
-        """Numbers, and the function from their gradient to the parameters' gradients."""
-        return self.layers.vjp(_joined(obs, action))
-
-    def action_vjp(self, obs: Array, action: Array) -> tuple[Array, Backward]:
-        """Numbers, and the function from their gradient to the actions' gradient."""
-        return self.layers.input_vjp(_joined(obs, action), self._action)
+    def forward(self, obs: Tensor, action: Tensor, members: Tensor | None = None) -> Tensor:
+        """Numbers of all critics, or of the given members."""
+        outputs: Tensor = self.layers(torch.cat([obs, action], 1), members)
+        return outputs
 
 
 class RegularizedCritics(nn.Module):
@@ -86,8 +88,8 @@ class RegularizedCritics(nn.Module):
             self.shifts.append(nn.Parameter(torch.zeros(num_critics, 1, size)))
 
     def forward(self, obs: Tensor, action: Tensor, members: Tensor | None = None) -> Tensor:
-        """Numbers of all critics, or of those chosen."""
-        x = _joined(obs, action)
+        """Numbers of all critics, or of the given members."""
+        x = torch.cat([obs, action], 1)
         *hidden, last = self.layers
         for depth, layer in enumerate(hidden):
             x = F.dropout(layer(x, members), self.dropout, self.training)
@@ -97,11 +99,26 @@ class RegularizedCritics(nn.Module):
                     scale, shift = scale[members], shift[members]
                 x = F.layer_norm(x, x.shape[-1:]) * scale + shift
             x = torch.relu(x)
-        numbers: Tensor = last(x, members)
-        return numbers
+        outputs: Tensor = last(x, members)
+        return outputs
 
 
-class MLPActorCritics(nn.Module):
+def mlp_critics(spec: EnvSpec, hyper: VectorCriticsConfig | TD3Config) -> nn.Module:
+    """The critics for an environment, as the hyper-parameters size them."""
+    sizes = (spec.obs_dim, spec.action_dim, hyper.critic_sizes)
+    count, outputs = hyper.num_critics, hyper.critic_outputs
+    if not (hyper.layer_norm or hyper.dropout):
+        return MLPCritics(*sizes, num_critics=count, outputs=outputs)
+    return RegularizedCritics(
+        *sizes,
+        num_critics=count,
+        outputs=outputs,
+        layer_norm=hyper.layer_norm,
+        dropout=hyper.dropout,
+    )
+
+
+class MLPActorQEnsemble(nn.Module):
     """An actor and its critics."""
 
     def __init__(self, actor: nn.Module, critics: nn.Module) -> None:
@@ -110,22 +127,24 @@ class MLPActorCritics(nn.Module):
         self.critics = critics
 
     @classmethod
-    def build(cls, spec: EnvSpec, hyper: Any) -> MLPActorCritics:
+    def build(cls, spec: EnvSpec, hyper: VectorCriticsConfig) -> MLPActorQEnsemble:
         """The networks for an environment, as the hyper-parameters size them."""
-        sizes = (spec.obs_dim, spec.action_dim)
-        shape: dict[str, Any] = {"num_critics": hyper.num_critics, "outputs": hyper.critic_outputs}
-        kind: Any = MLPCritics
-        if hyper.layer_norm or hyper.dropout:
-            kind = RegularizedCritics
-            shape |= {"layer_norm": hyper.layer_norm, "dropout": hyper.dropout}
-        model = cls(MLPActor(*sizes, hyper.hidden_sizes), kind(*sizes, hyper.critic_sizes, **shape))
+        actor = MLPActor(spec.obs_dim, spec.action_dim, hyper.hidden_sizes)
+        model = cls(actor, mlp_critics(spec, hyper))
         if hyper.xavier:
             init_xavier(model)
         return model
 
-    def q_values(self, obs: Array, action: Array) -> Array:
+    @classmethod
+    def build_deterministic(cls, spec: EnvSpec, hyper: TD3Config) -> MLPActorQEnsemble:
+        """The networks of a deterministic actor-critic."""
+        actor = MLPDeterministicActor(spec.obs_dim, spec.action_dim, hyper.hidden_sizes)
+        return cls(actor, mlp_critics(spec, hyper))
+
+    def q_values(self, obs: Tensor, action: Tensor) -> Tensor:
         """What each critic expects of actions (batch, action_dim): (batch, num_critics)."""
-        return self.critics(obs, action).mean(-1).T
+        values: Tensor = self.critics(obs, action).mean(-1).T
+        return values
 
 
 @torch.no_grad()
@@ -137,7 +156,3 @@ def init_xavier(model: nn.Module) -> None:
             parameter.uniform_(-1, 1).mul_(math.sqrt(6 / sum(parameter.shape[-2:])))
         elif kind.startswith("bias"):
             parameter.zero_()
-
-
-def _joined(obs: Array, action: Array) -> Array:
-    return namespace(obs).concatenate([obs, action], 1)

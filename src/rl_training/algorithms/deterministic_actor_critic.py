@@ -1,0 +1,104 @@
+"""What TD3 and DrQ-v2 share: a deterministic actor that explores by noise on its actions."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rl_training.algorithms.base import ActResult, Algorithm, modules_of
+from rl_training.algorithms.optimization import Optimizer, TargetNetwork
+from rl_training.config.actor_critic import DeterministicConfig
+from rl_training.config.schedule import scheduled_value
+from rl_training.data.generators import derived_seeds, normal_noise, uniform_noise
+from rl_training.data.shapes import expect_shapes
+from rl_training.data.types import Clock, EnvSpec, PolicyState
+
+
+def squared_error(q_values: Tensor, target: Tensor) -> Tensor:
+    """Squared error of values [E, B], averaged over the batch and summed over the critics."""
+    expect_shapes("E B, B", q_values, target)
+    return ((q_values - target.detach()) ** 2).mean(1).sum()
+
+
+class DeterministicActorCritic(Algorithm):
+    """An actor, critics and their targets, off-policy, for continuous actions.
+
+    A subclass writes `update`, `mean_action` and `check_network`.
+    """
+
+    state_fields: ClassVar[tuple[str, ...]] = (
+        "model",
+        "target",
+        "actor_optimizer",
+        "critic_optimizer",
+        "noise",
+        "random",
+    )
+    module_names: ClassVar[tuple[str, ...]] = ("actor", "critics")
+    losses = ("critic_loss", "actor_loss")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        hyper: DeterministicConfig,
+        spec: EnvSpec,
+        *,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__(device)
+        self.hyper, self.spec = hyper, spec
+        self.model = model.to(self.device)
+        self.actor, self.critics, *self.others = modules_of(self.model, *self.module_names)
+        self.check_network()
+        self.actor_optimizer = Optimizer(self.actor)
+        self.critic_optimizer = Optimizer(self.critics)
+        self.target = TargetNetwork(self.critic_optimizer, tau=hyper.tau)
+        seeds = derived_seeds(seed, 2)
+        self.noise = normal_noise(seeds[0], spec.action_dim)
+        self.random = uniform_noise(seeds[1], spec.action_dim)
+
+    def act(
+        self,
+        obs: np.ndarray,
+        state: PolicyState,
+        first: np.ndarray,  # noqa: ARG002 - feed-forward
+        clock: Clock,
+        *,
+        explore: bool,
+    ) -> ActResult:
+        """The actor's actions, with noise if exploring; uniform ones during warm-up."""
+        if explore and clock.warming_up:
+            return ActResult(self.random.step(len(obs)), state)
+        self.set_training(self.model, False)
+        action = self.mean_action(obs)
+        if explore:
+            spread = self.schedules(clock)["noise"]
+            action = (action + spread * self.noise.step(len(obs))).clip(-1, 1).astype(np.float32)
+        return ActResult(action, state)
+
+    @torch.no_grad()
+    def mean_action(self, obs: np.ndarray) -> np.ndarray:
+        """The actor's actions for host observations."""
+        action: np.ndarray = self.actor(self.tensor(obs)).cpu().numpy()
+        return action
+
+    def clipped_noise(self, rows: Tensor, spread: float) -> Tensor:
+        """Normal noise of a standard deviation, within `noise_clip`, a row of actions each."""
+        noise = self.tensor(self.noise.step(len(rows))) * spread
+        return noise.clip(-self.hyper.noise_clip, self.hyper.noise_clip)
+
+    def schedules(self, clock: Clock) -> dict[str, float]:
+        """The learning rate and the spread of the noise."""
+        when = (clock.env_steps, clock.horizon)
+        return {
+            "learning_rate": scheduled_value(self.hyper.learning_rate, *when),
+            "noise": scheduled_value(self.hyper.noise, *when),
+        }
+
+    def check_network(self) -> None:
+        """Refuse a network that does not fit."""
+        raise NotImplementedError
