@@ -1,0 +1,185 @@
+"""Puts kernels in place of definitions, where device, threads, network and loss allow.
+
+Nothing but the assembly of an agent imports `fast`; an algorithm that is not accelerated computes
+the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from rl_training.algorithms.base import Algorithm, Recurrent
+from rl_training.algorithms.c51 import C51
+from rl_training.algorithms.dqn import DQN
+from rl_training.algorithms.functional.random_shift import RandomShifts
+from rl_training.algorithms.optimization import Optimizer, TargetNetwork
+from rl_training.algorithms.ppo import PPO
+from rl_training.algorithms.qr_dqn import QRDQN
+from rl_training.algorithms.redq import REDQ
+from rl_training.algorithms.sac import SAC
+from rl_training.algorithms.soft_actor_critic import SoftActorCritic
+from rl_training.algorithms.tqc import TQC
+from rl_training.algorithms.value_based import ValueBased
+from rl_training.fast import images
+from rl_training.fast.autograd import attach_kernels
+from rl_training.fast.networks import KERNELS, ActorCriticKernel, Buffers, has_kernel
+from rl_training.fast.recurrent import RECURRENT, RecurrentKernel
+from rl_training.fast.updates import PPOKernel, SoftKernel, ValueKernel
+from rl_training.models.mlp_actor_critic import MLPActorCritic
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What there is for an algorithm: methods for acting and for learning, and losses."""
+
+    acting: dict[str, Function] = field(default_factory=dict)
+    learning: dict[str, Function] = field(default_factory=dict)
+    losses: list[tuple[Optimizer, Function, Function]] = field(default_factory=list)
+    """The optimiser, the loss of a packaged class, and the kernel that stands for it."""
+
+
+def accelerate(algorithm: Algorithm) -> None:
+    """Let an algorithm act, and learn where one thread does the work, with kernels.
+
+    Several threads belong to torch, which shares out its products among them. Compiled losses stay
+    as they are. A loss without a kernel still gets those of its network's building blocks.
+    """
+    if algorithm.device.type != "cpu":
+        return
+    kernels = _find(algorithm)
+    learns = _one_thread() and algorithm.execution == "eager"
+    methods = kernels.acting | (kernels.learning if learns else {})
+    for name, method in methods.items():
+        setattr(algorithm, name, method)
+    for optimizer, loss, kernel in kernels.losses if learns else ():
+        optimizer.kernels[loss] = kernel
+    for part in (getattr(algorithm, name) for name in algorithm.state_names()):
+        if isinstance(part, RandomShifts):
+            part.shift = images.random_shift
+        by_autograd = isinstance(part, Optimizer) and not part.kernels
+        if learns and (by_autograd or isinstance(part, TargetNetwork)):
+            attach_kernels(part.module, part.flat)
+
+
+def learns_with_kernels(algorithm: Algorithm) -> bool:
+    """Whether an accelerated algorithm computes gradients of its losses with kernels."""
+    parts = (getattr(algorithm, name) for name in algorithm.state_names())
+    return any(isinstance(part, Optimizer) and part.kernels for part in parts)
+
+
+def has_loss_kernels(algorithm: Algorithm) -> bool:
+    """Whether the algorithm would learn with kernels of its losses."""
+    return algorithm.device.type == "cpu" and _one_thread() and bool(_find(algorithm).losses)
+
+
+def _one_thread() -> bool:
+    return torch.get_num_threads() == 1
+
+
+def _find(algorithm: Algorithm) -> Kernels:
+    if isinstance(algorithm, Recurrent):  # before the families that these are of as well
+        return _recurrent(algorithm)
+    if isinstance(algorithm, ValueBased):
+        return _value_based(algorithm)
+    if isinstance(algorithm, SoftActorCritic):
+        return _soft(algorithm)
+    return _ppo(algorithm) if isinstance(algorithm, PPO) else Kernels()
+
+
+def _value_based(algorithm: ValueBased) -> Kernels:
+    found = Kernels()
+    model, target = _trained(algorithm.optimizer), _followed(algorithm.target)
+    for home in (DQN, QRDQN, C51):
+        if model is None or target is None or not isinstance(algorithm, home):
+            continue
+        kernel = ValueKernel(algorithm, model, target)
+        if _unchanged(algorithm, home, "greedy", "q_values"):
+            found.acting["greedy"] = kernel.greedy
+        if _unchanged(algorithm, home, "loss", "selector", "q_values"):
+            found.losses.append((algorithm.optimizer, home.loss, kernel.differentiate))
+    return found
+
+
+def _soft(algorithm: SoftActorCritic) -> Kernels:
+    found = Kernels()
+    actor = _trained(algorithm.actor_optimizer)
+    critics, target = _trained(algorithm.critic_optimizer), _followed(algorithm.target)
+    for home in (SAC, TQC, REDQ):
+        if actor is None or not isinstance(algorithm, home):
+            continue
+        if not _unchanged(algorithm, home, "policy", "next_action"):
+            continue
+        kernel = SoftKernel(algorithm, actor, critics, target)
+        if _unchanged(algorithm, home, "actions"):
+            found.acting["actions"] = kernel.actions
+        if critics is None or target is None:
+            continue
+        if _unchanged(algorithm, home, "critic_loss"):
+            loss = (algorithm.critic_optimizer, home.critic_loss, kernel.differentiate_critics)
+            found.losses.append(loss)
+        if _unchanged(algorithm, home, "actor_loss", "actor_value"):
+            loss = (algorithm.actor_optimizer, home.actor_loss, kernel.differentiate_actor)
+            found.losses.append(loss)
+    return found
+
+
+def _ppo(algorithm: PPO) -> Kernels:
+    found = Kernels()
+    optimizer, names = algorithm.optimizer, ("policy", "policy_and_value", "actions_from")
+    packaged = _whole(optimizer) and has_kernel(optimizer.module, {MLPActorCritic})
+    if not packaged or not _unchanged(algorithm, PPO, *names):
+        return found
+    kernel = PPOKernel(algorithm, ActorCriticKernel(algorithm.model, _buffers(optimizer)))
+    if _unchanged(algorithm, PPO, "actions"):
+        found.acting["actions"] = kernel.actions
+    learning = ("update", "loss", "samples", "observations", "minibatches", "evaluate_rollout")
+    if _unchanged(algorithm, PPO, *learning):
+        found.learning.update(samples=kernel.samples, minibatches=kernel.minibatches)
+        found.losses.append((optimizer, PPO.loss, kernel.differentiate))
+    return found
+
+
+def _recurrent(algorithm: Any) -> Kernels:
+    optimizer = algorithm.optimizer
+    packaged = _whole(optimizer) and has_kernel(optimizer.module, RECURRENT)
+    if not packaged or not _unchanged(algorithm, Recurrent, "output_and_state"):
+        return Kernels()
+    kernel = RecurrentKernel(optimizer.module, _buffers(optimizer))
+    return Kernels(acting={"output_and_state": kernel.output_and_state})
+
+
+def _buffers(optimizer: Optimizer) -> Buffers:
+    assert optimizer.flat.grad is not None
+    return Buffers(optimizer.flat.detach().numpy(), optimizer.flat.grad.numpy())
+
+
+def _trained(optimizer: Optimizer) -> Any:
+    """The kernel of a trained network, or None."""
+    module = optimizer.module
+    if not has_kernel(module) or not _whole(optimizer):
+        return None
+    return KERNELS[type(module)](module, _buffers(optimizer))
+
+
+def _followed(target: TargetNetwork) -> Any:
+    """The kernel of a target network, or None."""
+    module = target.module
+    if not has_kernel(module) or not _whole(target):
+        return None
+    return KERNELS[type(module)](module, Buffers(target.flat.detach().numpy()))
+
+
+def _whole(part: Optimizer | TargetNetwork) -> bool:
+    """Whether all parameters of a network lie in its flat buffer; frozen ones do not."""
+    return sum(p.numel() for p in part.module.parameters()) == part.flat.numel()
+
+
+def _unchanged(algorithm: Algorithm, home: type[Any], *names: str) -> bool:
+    """Whether methods that a kernel stands for, or relies on, are those of the packaged class."""
+    return all(getattr(type(algorithm), name) is getattr(home, name) for name in names)

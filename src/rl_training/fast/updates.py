@@ -1,0 +1,251 @@
+"""Whole gradient steps of packaged algorithms on packaged networks, on NumPy arrays.
+
+Each kernel stands in for autograd of one loss, and for the method with which the algorithm acts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from operator import is_
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.base import Loss
+from rl_training.algorithms.c51 import C51
+from rl_training.algorithms.dqn import DQN
+from rl_training.algorithms.ppo import PPO
+from rl_training.algorithms.qr_dqn import QRDQN
+from rl_training.algorithms.redq import REDQ
+from rl_training.algorithms.soft_actor_critic import SoftActorCritic
+from rl_training.algorithms.tqc import TQC
+from rl_training.data.metrics import Metrics
+from rl_training.data.types import Batch, Rollout
+from rl_training.fast import losses
+from rl_training.fast.networks import ActorCriticKernel, CriticsKernel, ReshapedKernel
+
+Array = np.ndarray
+VALUE_METRICS = ("loss", "q_value_mean", "target_mean", "td_error_mean")
+CRITIC_METRICS = ("critic_loss", "q_value_mean", "target_q_mean")
+ACTOR_METRICS = ("actor_loss", "entropy", "alpha")
+PPO_METRICS = ("policy_loss", "value_loss", "approx_kl", "clip_fraction", "entropy", "loss")
+_NO_VALUE = torch.zeros(())  # the scalar of a loss whose gradient is already in place
+
+Record = TypeVar("Record", bound=NamedTuple)
+
+
+class ArrayViews:
+    """Records with their tensors viewed as arrays.
+
+    Replay gives the same tensors with other contents each time, so the last views are kept.
+    """
+
+    def __init__(self, kind: type[Any]) -> None:
+        self._kind = kind
+        self._last: tuple[Any, ...] = ()
+        self._arrays: Any = None
+
+    def of(self, record: Any) -> Any:
+        """The record with arrays in place of tensors."""
+        if len(record) != len(self._last) or not all(map(is_, record, self._last)):
+            self._last = record
+            arrays = [x.numpy() if isinstance(x, Tensor) else x for x in record]
+            self._arrays = self._kind(*arrays)
+        return self._arrays
+
+
+class ValueKernel:
+    """Of DQN, QR-DQN and C51."""
+
+    def __init__(
+        self, algorithm: DQN | QRDQN | C51, model: ReshapedKernel, target: ReshapedKernel
+    ) -> None:
+        self._model, self._target = model, target
+        self._double = algorithm.hyper.double
+        self._views = ArrayViews(losses.BatchArrays)
+        self._q_values, self._loss = _value_functions(algorithm)
+
+    def differentiate(self, batch: Batch) -> Loss:
+        """Leave the loss's gradient in the parameters."""
+        with np.errstate(all="ignore"):  # what is not finite is found by the metrics
+            arrays = self._views.of(batch)
+            after = self._target.forward(arrays.next_obs)
+            selector = None
+            if self._double:
+                selector = self._q_values(self._model.forward(arrays.next_obs))
+            output, backward = self._model.vjp(arrays.obs)
+            result = self._loss(output, after, arrays, selector=selector)
+            backward(result.gradient)
+        metrics = Metrics(VALUE_METRICS, result.metrics)
+        return Loss(_NO_VALUE, metrics, torch.from_numpy(result.priority))
+
+    def greedy(self, obs: Array) -> Array:
+        """The action with the highest Q-value in each row."""
+        with np.errstate(all="ignore"):
+            best: Array = self._q_values(self._model.forward(obs)).argmax(-1)
+        return best
+
+
+def _value_functions(
+    algorithm: DQN | QRDQN | C51,
+) -> tuple[Callable[[Array], Array], Callable[..., losses.ValueLoss]]:
+    """Q-values of an output, and the loss."""
+    if isinstance(algorithm, DQN):
+        huber = algorithm.hyper.loss == "huber"
+        return (lambda output: output), lambda *args, **options: losses.dqn_loss(
+            *args, **options, huber=huber
+        )
+    if isinstance(algorithm, QRDQN):
+        return (lambda output: output.mean(-1)), losses.qr_dqn_loss
+    support = algorithm.support.numpy()
+
+    def loss(*args: Any, **options: Any) -> losses.ValueLoss:
+        return losses.c51_loss(*args, **options, support=support)
+
+    return (lambda output: losses.softmax(output) @ support), loss
+
+
+class SoftKernel:
+    """Of SAC, TQC and REDQ."""
+
+    def __init__(
+        self,
+        algorithm: SoftActorCritic,
+        actor: ReshapedKernel,
+        critics: CriticsKernel,
+        target: CriticsKernel,
+    ) -> None:
+        self._algorithm = algorithm
+        self._actor, self._critics, self._target = actor, critics, target
+        self._views = ArrayViews(losses.BatchArrays)
+        self._log_alpha = algorithm.temperature.log_alpha.numpy()
+
+    def differentiate_critics(self, batch: Batch, noise: Tensor) -> Loss:
+        """Leave the gradient of the critics' loss in their parameters."""
+        with np.errstate(all="ignore"):
+            arrays = self._views.of(batch)
+            policy = losses.squashed_sample(self._actor.forward(arrays.next_obs), noise.numpy())
+            cost = self._alpha() * policy.log_prob
+            subset = None
+            if isinstance(self._algorithm, REDQ):
+                subset = self._algorithm.draw_subset()
+            after = self._target.forward(arrays.next_obs, policy.action, subset)
+            output, backward = self._critics.vjp(arrays.obs, arrays.action)
+            result = self._critic_loss(output, after, cost, arrays)
+            backward(result.gradient)
+        return Loss(_NO_VALUE, Metrics(CRITIC_METRICS, result.metrics))
+
+    def _critic_loss(
+        self, output: Array, after: Array, cost: Array, batch: losses.BatchArrays
+    ) -> losses.CriticLoss:
+        if isinstance(self._algorithm, TQC):
+            atoms = losses.truncated_atoms(after, self._algorithm.hyper.dropped_quantiles)
+            reward, discount, taken = (x[:, None] for x in (batch.reward, batch.discount, cost))
+            return losses.tqc_loss(output, reward + discount * (atoms - taken))
+        target = batch.reward + batch.discount * (losses.min_over_critics(after) - cost)
+        loss = losses.redq_loss if isinstance(self._algorithm, REDQ) else losses.sac_loss
+        return loss(output, target)
+
+    def differentiate_actor(self, batch: Batch, noise: Tensor) -> Loss:
+        """Leave the gradient of the actor's loss in its parameters."""
+        with np.errstate(all="ignore"):
+            arrays, alpha = self._views.of(batch), self._alpha()
+            output, backward = self._actor.vjp(arrays.obs)
+            policy = losses.squashed_sample(output, noise.numpy())
+            values, to_action = self._critics.input_vjp(arrays.obs, policy.action)
+            value, slope = self._actor_value(values)
+            share = 1 / len(value)
+            by_log_prob = np.full_like(value, share) * alpha
+            by_action = to_action(slope * -share)
+            backward(losses.squashed_gradient(policy, by_action, by_log_prob))
+            entropy = -policy.log_prob.mean()
+            loss = -alpha * entropy - value.mean()
+            metrics = np.stack([loss, entropy, np.ones_like(entropy) * alpha])
+        return Loss(_NO_VALUE, Metrics(ACTOR_METRICS, metrics))
+
+    def _actor_value(self, values: Array) -> tuple[Array, Array]:
+        """What the critics' values are to the actor [B], and the derivative by them."""
+        if isinstance(self._algorithm, TQC):
+            count = values.shape[0] * values.shape[2]
+            return values.mean((0, 2)), np.full_like(values, 1 / count)
+        if isinstance(self._algorithm, REDQ):
+            return values.mean(0)[:, 0], np.full_like(values, 1 / len(values))
+        value = losses.min_over_critics(values)
+        lowest = values == value[:, None]
+        return value, lowest / lowest.sum(0, dtype=np.float32)  # critics that tie share it
+
+    def _alpha(self) -> Any:
+        fixed = self._algorithm.temperature.fixed
+        return np.exp(self._log_alpha) if fixed is None else fixed
+
+    def actions(self, obs: Array, noise: Array | None) -> Array:
+        """Actions that `noise` draws, or the squashed means without it."""
+        with np.errstate(all="ignore"):
+            output = self._actor.forward(obs)
+            if noise is None:
+                mode: Array = np.tanh(output[:, : output.shape[1] // 2])
+                return mode
+            return losses.squashed_sample(output, noise).action
+
+
+class PPOKernel:
+    """Of PPO."""
+
+    def __init__(self, algorithm: PPO, model: ActorCriticKernel) -> None:
+        self._algorithm, self._model = algorithm, model
+
+    def samples(self, rollout: Rollout) -> losses.SampleArrays:
+        """The valid rows of a rollout with the old policy's view of them, values and advantages."""
+        hyper, model = self._algorithm.hyper, self._model
+        self._algorithm.set_training(self._algorithm.model, False)
+        reward, terminated, ended, valid = (
+            x.numpy() for x in (rollout.reward, rollout.terminated, rollout.ended, rollout.valid)
+        )
+        obs = rollout.obs.flatten(0, 1).numpy()
+        action = rollout.action.flatten(0, 1).numpy()
+        with np.errstate(all="ignore"):
+            values = model.value(np.concatenate([obs, rollout.bootstrap_obs.numpy()]))
+            value = values[: len(obs)].reshape(reward.shape)
+            next_value = np.concatenate([value[1:], value[-1:]]).reshape(-1)
+            next_value[rollout.bootstrap_rows.numpy()] = values[len(obs) :]
+            discount = hyper.gamma * (~terminated).astype(np.float32)
+            trace = hyper.gamma * hyper.gae_lambda * (~ended).astype(np.float32)
+            after = next_value.reshape(reward.shape)
+            advantage = losses.gae(reward, value, after, discount, trace)
+            log_prob = self._policy(model.policy(obs)).log_prob(action)
+            columns = (x.reshape(-1) for x in (value, advantage, advantage + value))
+            rows = valid.reshape(-1)
+            return losses.SampleArrays(*(x[rows] for x in (obs, action, log_prob, *columns)))
+
+    def minibatches(self, samples: losses.SampleArrays) -> Iterator[losses.SampleArrays]:
+        """Shuffled rows in pieces of nearly equal size."""
+        for rows in self._algorithm.shuffled_rows(len(samples.value)):
+            yield losses.SampleArrays(*(x[rows] for x in samples))
+
+    def differentiate(self, old: losses.SampleArrays, clip_range: float) -> Loss:
+        """Leave the gradient of a minibatch's loss in the parameters."""
+        hyper = self._algorithm.hyper
+        with np.errstate(all="ignore"):
+            if hyper.normalize_advantages:
+                old = old._replace(advantage=losses.normalized(old.advantage))
+            (output, value), backward = self._model.vjp(old.obs)
+            policy = self._policy(output)
+            log_prob = policy.log_prob(old.action)
+            terms = losses.ppo_terms(log_prob, value, old, clip_range, hyper.value_clip_range)
+            by_entropy = -hyper.entropy_coef / len(value)
+            by_policy = policy.gradient(old.action, terms.by_log_prob, by_entropy)
+            backward((by_policy[0], hyper.value_coef * terms.by_value, *by_policy[1:]))
+            numbers = losses.means(*terms[:4], policy.entropy())
+            loss = numbers[0] + hyper.value_coef * numbers[1] - hyper.entropy_coef * numbers[4]
+        return Loss(_NO_VALUE, Metrics(PPO_METRICS, np.append(numbers, np.float32(loss))))
+
+    def actions(self, obs: Array, noise: Array | None) -> Array:
+        """Actions that `noise` draws, or the most likely ones without it."""
+        with np.errstate(all="ignore"):
+            policy = self._policy(self._model.policy(obs))
+            return policy.mode() if noise is None else policy.sample(noise)
+
+    def _policy(self, output: Array) -> losses.ArrayDistribution:
+        return losses.distribution(self._algorithm.spec, output, self._model.log_std)
