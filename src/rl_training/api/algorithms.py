@@ -57,6 +57,12 @@ class REDQ(ManagedAlgorithm):
     algo_name = "redq"
 
 
+class TD3(ManagedAlgorithm):
+    """Twin delayed deterministic policy gradient (Fujimoto et al., 2018), or DDPG."""
+
+    algo_name = "td3"
+
+
 class DrQ(ManagedAlgorithm):
     """Soft actor-critic from shifted images (Kostrikov et al., 2020)."""
 

@@ -13,15 +13,11 @@ import gymnasium as gym
 from gymnasium.vector import VectorEnv
 from typing_extensions import Self
 
+from rl_training.config.train_config import TrainConfig, check_hyper_parameters
 from rl_training.data.types import PolicyState
 from rl_training.envs.pixels import stacked_frames
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.errors import ConfigError, SaveError, UsageError
-from rl_training.experiment.checkpointing import write_checkpoint
-from rl_training.experiment.config import TrainConfig, check_hyper_parameters
-from rl_training.experiment.explanation import explain
-from rl_training.experiment.explanation_picture import check_path, write_picture
-from rl_training.experiment.files import save_error
 from rl_training.experiment.registry import (
     get_spec,
     load_agent,
@@ -34,11 +30,15 @@ from rl_training.runtime.assembly import Environments
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.compatibility import check_spaces
 from rl_training.runtime.evaluator import Evaluation, Evaluator
-from rl_training.runtime.lost_objects import ENVIRONMENT_KEYS, refuse_lost_objects
 from rl_training.runtime.result import TrainingInterrupted, TrainResult
-from rl_training.runtime.resuming import report_skipped
+from rl_training.runtime.resume import ENVIRONMENT_KEYS, refuse_unserialized, report_skipped
+from rl_training.runtime.spec import AlgorithmSpec
+from rl_training.runtime.spec_table import register, saved_algorithm
 from rl_training.runtime.threads import threads
 from rl_training.runtime.training_run import evaluation_seed
+from rl_training.storage.checkpoints import write_checkpoint
+from rl_training.storage.files import save_error
+from rl_training.tools.explain import check_path, explain, write_picture
 
 
 class ManagedAlgorithm:
@@ -50,17 +50,26 @@ class ManagedAlgorithm:
 
     The first argument is a TrainConfig, an environment id, `package.module:Class`, a callable that
     builds an environment, or a built environment; keywords are the configuration's keys.
+
+    A subclass says which algorithm it manages: `algo_name`, a name or `package.module:SPEC`, or
+    `spec`, an AlgorithmSpec, which is registered.
     """
 
     algo_name: ClassVar[str]
+    spec: ClassVar[AlgorithmSpec]
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if "spec" in vars(cls):
+            register(cls.spec)
+            cls.algo_name = cls.spec.name
 
     def __init__(self, config_or_env: Any, /, **keys: Any) -> None:
         if isinstance(config_or_env, TrainConfig):
             source = config_or_env
-            if source.algo != self.algo_name:
-                raise ConfigError(
-                    f"algo: expected {self.algo_name} for this class, found {source.algo!r}"
-                )
+            name = self._spec().name
+            if get_spec(source.algo).name != name:
+                raise ConfigError(f"algo: expected {name} for this class, found {source.algo!r}")
             loaded = resolve_config(source, arguments=keys)
         else:
             source_keys = {"algo": self.algo_name, "env_id": config_or_env}
@@ -94,7 +103,7 @@ class ManagedAlgorithm:
         path leads to are passed again; `env_kwargs` need hold only those. A policy predicts without
         its environment, and on the CPU if its device is missing and no `device` is given.
         """
-        checkpoint, config = open_checkpoint(path, best=best, algo=cls.algo_name)
+        checkpoint, config = open_checkpoint(path, best=best, algo=cls._spec())
         report_skipped(checkpoint)
         given = {"env_id": env, "wrappers": wrappers, "device": device}
         changes = {key: value for key, value in given.items() if value is not None}
@@ -228,13 +237,17 @@ class ManagedAlgorithm:
         self._checkpoint, self._resume_from = checkpoint.path, run_dir
         self._agent = load_agent(checkpoint, config)
 
+    @classmethod
+    def _spec(cls) -> AlgorithmSpec:
+        return get_spec(cls.algo_name)
+
     def _environments(self) -> Environments:
-        refuse_lost_objects(self.config, *ENVIRONMENT_KEYS)
+        refuse_unserialized(self.config, *ENVIRONMENT_KEYS)
         return Environments(self.config)
 
     def _current_agent(self) -> Agent:
         if self._agent is None:
-            spec = get_spec(self.algo_name)
+            spec = self._spec()
             hyper = check_hyper_parameters(spec.hyper, self.config.algo_kwargs)
             self._agent = build_agent(spec, self.config, hyper, self._adapter())
         return self._agent
@@ -247,7 +260,7 @@ class ManagedAlgorithm:
                 env = environments.single()
                 stack.callback(env.close)
             spaces, frames = _spaces(env), stacked_frames(env)
-        check_spaces(get_spec(self.algo_name), environments.name, *spaces)
+        check_spaces(self._spec(), environments.name, *spaces)
         return SpaceAdapter(environments.name, *spaces, frames=frames)
 
     def _check_env(self) -> None:
@@ -258,7 +271,7 @@ class ManagedAlgorithm:
     def _write_policy(self, folder: Path) -> Path:
         agent = self._current_agent()
         info: Mapping[str, Any] = {
-            "algo": self.algo_name,
+            **saved_algorithm(self._spec()),
             "env_id": agent.adapter.spec.env_id,
             "updates": 0,
             "resume_level": "none",
@@ -289,12 +302,14 @@ def _console(callbacks: Sequence[Callback], progress: bool) -> Iterator[Sequence
         console.close()
 
 
+def algorithm_class(algo: AlgorithmSpec | str) -> type[ManagedAlgorithm]:
+    """The managed class of an algorithm, given by its spec, its name or its import path."""
+    spec = algo if isinstance(algo, AlgorithmSpec) else get_spec(algo)
+    name = "".join(word.capitalize() for word in spec.name.split("_"))
+    return type(name, (ManagedAlgorithm,), {"spec": spec, "__doc__": f"{spec.title}."})
+
+
 def load_any(path: str | Path, *, device: str | None = None) -> ManagedAlgorithm:
     """The managed object of whatever algorithm a checkpoint was trained with."""
-    checkpoint, _ = open_checkpoint(path)
-    name = checkpoint.info["algo"]
-
-    class Loaded(ManagedAlgorithm):
-        algo_name = name
-
-    return Loaded.load(checkpoint.path, device=device)
+    checkpoint, config = open_checkpoint(path)
+    return algorithm_class(config.algo).load(checkpoint.path, device=device)

@@ -16,21 +16,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rl_training.config.loading import dump_yaml
+from rl_training.config.train_config import TrainConfig
 from rl_training.errors import CheckpointError, ConfigError, UsageError
-from rl_training.experiment.checkpointing import find_checkpoint
-from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.config_loading import dump_yaml
 from rl_training.experiment.experiment_result import (
     ExperimentInterrupted,
     ExperimentResult,
     SeedResult,
 )
-from rl_training.experiment.files import save_error, write_atomic, write_json
-from rl_training.experiment.registry import resolve_config
-from rl_training.experiment.run_metadata import usable_cpus
-from rl_training.experiment.runs import RunLock, is_locked, slug
-from rl_training.runtime.interrupts import Interrupts
-from rl_training.runtime.lost_objects import lost_objects
+from rl_training.experiment.registry import get_spec, resolve_config
+from rl_training.runtime.process import Interrupts
+from rl_training.runtime.resume import unserialized_objects
+from rl_training.runtime.spec import AlgorithmSpec
+from rl_training.runtime.spec_table import portable_name
+from rl_training.storage.checkpoints import find_checkpoint
+from rl_training.storage.files import save_error, write_atomic, write_json
+from rl_training.storage.runs import RunLock, is_locked, slug, usable_cpus
 
 __all__ = [
     "ExperimentInterrupted",
@@ -75,6 +76,7 @@ class ExperimentManager:
         plain = self.config.to_plain() | {"seed": 0, "run_name": None}
         self._plain = plain
         _refuse_objects(plain)
+        _refuse_registered_only(get_spec(self.config.algo))
         for seed in seeds:
             self.config.with_changes(seed=seed)  # refuses one out of range
         self.seeds = tuple(seeds)
@@ -129,7 +131,8 @@ class ExperimentManager:
         config = self.config
         keys = {k: v for k, v in self._plain.items() if k != "output_dir"}
         digest = hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:8]
-        name = config.run_name or f"{config.algo}-{slug(self._plain['env_id'])}-seeds-{digest}"
+        algo = get_spec(config.algo).name
+        name = config.run_name or f"{algo}-{slug(self._plain['env_id'])}-seeds-{digest}"
         return Path(config.output_dir) / name
 
     def _claim_directory(self) -> None:
@@ -247,10 +250,19 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def _refuse_objects(plain: dict[str, Any]) -> None:
-    for key, value in lost_objects(plain):
+    for key, value in unserialized_objects(plain):
         raise ConfigError(
             f"{key}: seeds run in processes of their own, which cannot receive {value}; give an "
             "importable package.module:name"
+        )
+
+
+def _refuse_registered_only(spec: AlgorithmSpec) -> None:
+    if portable_name(spec) is None:
+        raise ConfigError(
+            f"algo: seeds run in separate processes, which cannot receive {spec.name!r}, an "
+            "algorithm registered in this one; put its spec into a module and give "
+            "package.module:SPEC"
         )
 
 

@@ -1,47 +1,57 @@
-"""The algorithms by name, and what can be done with a name: train, load, resume."""
+"""The algorithms by name or import path, and what can be done with one: train, load, resume.
+
+Finding an algorithm or completing a configuration imports no torch.
+"""
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rl_training.errors import CheckpointError, ConfigError
-from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint
-from rl_training.experiment.config import HyperParameters, TrainConfig, check_hyper_parameters
-from rl_training.experiment.config_loading import LoadedConfig, load_config
-from rl_training.runtime.agent import (
-    ACTING_PARTS,
-    Agent,
-    build_agent,
-    resolve_device,
-    saved_adapter,
+from rl_training.config.hyper_parameters import HyperParameters
+from rl_training.config.imports import import_object
+from rl_training.config.loading import LoadedConfig, load_config
+from rl_training.config.train_config import TrainConfig, check_hyper_parameters
+from rl_training.errors import CheckpointError, ConfigError, did_you_mean
+from rl_training.runtime.spec import AlgorithmSpec
+from rl_training.runtime.spec_table import (
+    add_spec,
+    all_specs,
+    find_spec,
+    portable_name,
+    register,
 )
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.result import TrainResult
-from rl_training.runtime.resuming import home_of, located
-from rl_training.runtime.spec import AlgorithmSpec, all_specs
-from rl_training.runtime.threads import threads
-from rl_training.runtime.train import train
+
+if TYPE_CHECKING:
+    from rl_training.runtime.agent import Agent
+    from rl_training.runtime.callbacks import Callback
+    from rl_training.runtime.result import TrainResult
+    from rl_training.storage.checkpoints import Checkpoint
+
+ACTING_PARTS = ("agent", "spaces")
+"""The parts of a checkpoint that acting needs."""
 
 logger = logging.getLogger("rl_training")
 
 
-def get_spec(name: str) -> AlgorithmSpec:
-    """The algorithm of that name."""
-    specs = all_specs()
-    if name not in specs:
-        near = difflib.get_close_matches(name, specs, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"algo: expected one of {', '.join(specs)}, found {name!r}{hint}")
-    return specs[name]
+def get_spec(algo: str) -> AlgorithmSpec:
+    """The algorithm of that name, or the one at `package.module:NAME`.
 
-
-def hyper_model(name: str) -> type[HyperParameters]:
-    """The hyper-parameter model of that algorithm."""
-    return get_spec(name).hyper
+    One found by its path is known by its name from then on.
+    """
+    if ":" in algo:
+        return _import_spec(algo)
+    spec = find_spec(algo)
+    if spec is None:
+        names = all_specs()
+        raise ConfigError(
+            f"expected one of {', '.join(names)}, or package.module:SPEC, found {algo!r}"
+            + did_you_mean(algo, names)
+        )
+    return spec
 
 
 def resolve_config(
@@ -50,8 +60,17 @@ def resolve_config(
     overrides: Sequence[str] = (),
     arguments: Mapping[str, Any] | None = None,
 ) -> LoadedConfig:
-    """A complete configuration from a file, packaged name or mapping, with what overrides it."""
-    return load_config(source, overrides=overrides, arguments=arguments, hyper_model=hyper_model)
+    """A complete configuration from a file, packaged name or mapping, with what overrides it.
+
+    Its `algo` leads to the algorithm from any process, if anything does.
+    """
+
+    def hyper_model(algo: str) -> type[HyperParameters]:
+        return get_spec(algo).hyper
+
+    loaded = load_config(source, overrides=overrides, arguments=arguments, hyper_model=hyper_model)
+    algo = _reference(get_spec(loaded.config.algo))
+    return replace(loaded, config=loaded.config.with_changes(algo=algo))
 
 
 def train_config(
@@ -61,6 +80,8 @@ def train_config(
     resume: str | Path | None = None,
 ) -> TrainResult:
     """Train with the algorithm the configuration names."""
+    from rl_training.runtime.train import train
+
     return train(get_spec(config.algo), config, callbacks=callbacks, resume=resume)
 
 
@@ -68,7 +89,7 @@ def open_checkpoint(
     path: str | Path,
     *,
     best: bool = False,
-    algo: str | None = None,
+    algo: AlgorithmSpec | None = None,
     parts: Collection[str] | None = ACTING_PARTS,
 ) -> tuple[Checkpoint, TrainConfig]:
     """A checkpoint and its configuration; `algo` refuses any other algorithm's.
@@ -76,18 +97,53 @@ def open_checkpoint(
     Acting needs only small parts, so only those are verified; None verifies the replay too. The
     budget is the one the run directory plans, which may be an extension since the checkpoint.
     """
+    from rl_training.runtime.resume import located
+    from rl_training.storage.checkpoints import find_checkpoint
+
     checkpoint = located(find_checkpoint(Path(path), best=best, parts=parts))
-    found = checkpoint.info["algo"]
-    if algo is not None and found != algo:
-        raise CheckpointError(
-            f"{checkpoint.path} was trained with {found}, not {algo}; load it with the class or "
-            f"command for {found}"
-        )
-    config = resolve_config(checkpoint.info["config"]).config
-    total = _planned_total(checkpoint)
+    spec = saved_spec(checkpoint, algo)
+    config = _saved_config(checkpoint.info["config"], spec)
+    total = _planned_total(checkpoint, spec)
     if total is not None and total >= checkpoint.env_steps:
         config = config.with_changes(total_timesteps=total)
     return checkpoint, config
+
+
+def saved_spec(checkpoint: Checkpoint, given: AlgorithmSpec | None = None) -> AlgorithmSpec:
+    """The algorithm of a checkpoint: the given one, the one known by its name, or by its path.
+
+    Nothing else turns what a checkpoint says of its algorithm into code.
+    """
+    name, path = checkpoint.info["algo"], checkpoint.info.get("algo_path")
+    if not isinstance(name, str) or not isinstance(path, str | None):
+        raise CheckpointError(f"{checkpoint.path}: the name of its algorithm is no text")
+    if given is not None:
+        if given.name != name:
+            raise CheckpointError(
+                f"{checkpoint.path} was trained with {name}, not {given.name}; load it with the "
+                f"class or command for {name}"
+            )
+        register(given)
+        return given
+    try:
+        known = find_spec(name)
+        if known is not None:
+            return known
+        if path is not None:
+            imported = _import_spec(path)
+            if imported.name == name:
+                return imported
+            raise ConfigError(f"{path} is now named {imported.name!r}")
+    except ConfigError as error:
+        raise CheckpointError(
+            f"{checkpoint.path} was trained with the algorithm {name!r}, which cannot be loaded: "
+            f"{error}"
+        ) from error
+    raise CheckpointError(
+        f"{checkpoint.path} was trained with the algorithm {name!r}, which is not known here and "
+        "was not stored with an import path; in Python, call rl_training.register(SPEC) first, or "
+        "load it with rl_training.algorithm_class(SPEC)"
+    )
 
 
 def load_agent(checkpoint: Checkpoint, config: TrainConfig) -> Agent:
@@ -95,6 +151,10 @@ def load_agent(checkpoint: Checkpoint, config: TrainConfig) -> Agent:
 
     It acts on the CPU where the device of its training is missing.
     """
+    from rl_training.fast.accelerate import accelerate
+    from rl_training.runtime.agent import build_agent, resolve_device, saved_adapter
+    from rl_training.runtime.threads import threads
+
     spec = get_spec(config.algo)
     hyper = check_hyper_parameters(spec.hyper, config.algo_kwargs)
     try:
@@ -102,19 +162,54 @@ def load_agent(checkpoint: Checkpoint, config: TrainConfig) -> Agent:
     except ConfigError as error:
         logger.warning("%s; the agent acts on the CPU", error)
         config = config.with_changes(device="cpu")
-    with threads(config):
+    with threads(config, checkpoint.info.get("threads")):
         agent = build_agent(spec, config, hyper, saved_adapter(checkpoint))
         agent.restore(checkpoint)
+        # As in its run: what is compiled, or has several threads, rounds in other places.
+        agent.algorithm.execution = checkpoint.info.get("execution", "eager")
+        accelerate(agent.algorithm)
     agent.set_progress(checkpoint.env_steps, config.total_timesteps)
     return agent
 
 
-def _planned_total(checkpoint: Checkpoint) -> int | None:
+def _import_spec(path: str) -> AlgorithmSpec:
+    """The spec at an import path, whose name is known from then on."""
+    try:
+        spec = import_object(path)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    if not isinstance(spec, AlgorithmSpec):
+        raise ConfigError(
+            f"{path}: expected an AlgorithmSpec, found {_described(spec)}; declare one, such as "
+            "SPEC = dataclasses.replace(DQN_SPEC, name=..., algorithm=...)"
+        )
+    add_spec(spec, path)
+    return spec
+
+
+def _described(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else repr(value)[:80]
+
+
+def _reference(spec: AlgorithmSpec) -> str:
+    return portable_name(spec) or spec.name
+
+
+def _saved_config(source: Mapping[str, Any] | Path, spec: AlgorithmSpec) -> TrainConfig:
+    """A saved configuration, whose `algo` is not looked up: its spec is known."""
+    return load_config(
+        source, arguments={"algo": _reference(spec)}, hyper_model=lambda _: spec.hyper
+    ).config
+
+
+def _planned_total(checkpoint: Checkpoint, spec: AlgorithmSpec) -> int | None:
+    from rl_training.runtime.resume import home_of
+
     home = home_of(checkpoint)
     if home is None:
         return None
     try:
-        return resolve_config(home / "config.yaml").config.total_timesteps
+        return _saved_config(home / "config.yaml", spec).total_timesteps
     except ConfigError as error:
         logger.warning("the configuration of the checkpoint is used: %s", error)
         return None

@@ -9,19 +9,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from rl_training.algorithms.base import Acting, Algorithm
+from rl_training.algorithms.base import ActResult, Algorithm
+from rl_training.config.base import is_placeholder
+from rl_training.config.hyper_parameters import HyperParameters
+from rl_training.config.imports import import_object
+from rl_training.config.train_config import TrainConfig
 from rl_training.data.normalization import NoNormalizer, Normalizer, ObservationNormalizer
-from rl_training.data.types import EnvSpec, Moment, PolicyState
-from rl_training.envs.imports import import_object
+from rl_training.data.types import Clock, EnvSpec, PolicyState
 from rl_training.envs.spaces import SpaceAdapter, space_from_plain, space_to_plain
 from rl_training.errors import CheckpointError, ConfigError, NonFiniteError, UsageError
-from rl_training.experiment.checkpointing import Checkpoint
-from rl_training.experiment.config import HyperParameters, TrainConfig, is_placeholder
 from rl_training.runtime.seeding import derive_seed
 from rl_training.runtime.spec import AlgorithmSpec
-
-ACTING_PARTS = ("agent", "spaces")
-"""The parts of a checkpoint that acting needs."""
+from rl_training.storage.checkpoints import Checkpoint
 
 
 class Agent:
@@ -38,20 +37,20 @@ class Agent:
         self.normalizer = normalizer
         self.adapter = adapter
         self.algorithm = algorithm
-        self.moment = Moment(0, 1)  # where its training stands; sets the exploration of `predict`
+        self.clock = Clock(0, 1)  # where its training stands; sets the exploration of `predict`
 
     def set_progress(self, env_steps: int, horizon: int) -> None:
         """Say where the agent's training stands."""
-        self.moment = self.moment._replace(env_steps=env_steps, horizon=horizon)
+        self.clock = self.clock._replace(env_steps=env_steps, horizon=horizon)
 
     def act(
         self, obs: np.ndarray, state: PolicyState, first: np.ndarray, *, explore: bool
-    ) -> Acting:
+    ) -> ActResult:
         """Actions for encoded observations."""
         normalized = self.normalizer.array(obs)
-        return self.algorithm.act(normalized, state, first, self.moment, explore=explore)
+        return self.algorithm.act(normalized, state, first, self.clock, explore=explore)
 
-    def greedy(self, obs: np.ndarray, state: PolicyState, first: np.ndarray) -> Acting:
+    def greedy(self, obs: np.ndarray, state: PolicyState, first: np.ndarray) -> ActResult:
         """Deterministic actions for encoded observations."""
         return self.act(obs, state, first, explore=False)
 
@@ -117,6 +116,7 @@ def build_agent(
     spec: AlgorithmSpec, config: TrainConfig, hyper: HyperParameters, adapter: SpaceAdapter
 ) -> Agent:
     """A new agent, initialised from the configuration's seed."""
+    spec.check_components()
     device = resolve_device(config.device)
     with torch.random.fork_rng():
         torch.manual_seed(derive_seed(config.seed, "model"))
@@ -133,7 +133,7 @@ def build_agent(
             )
         normalizer = ObservationNormalizer(adapter.spec.obs_shape)
     agent = Agent(spec, adapter, algorithm, normalizer)
-    agent.moment = Moment(0, config.total_timesteps, getattr(hyper, "learning_starts", 0))
+    agent.clock = Clock(0, config.total_timesteps, spec.loop.learning_starts(hyper))
     return agent
 
 
@@ -191,7 +191,13 @@ def resolve_device(name: str) -> torch.device:
 
 def _build_network(spec: AlgorithmSpec, hyper: HyperParameters, env_spec: EnvSpec) -> nn.Module:
     if hyper.network is None:
-        return spec.model(env_spec, hyper)
+        model = spec.model(env_spec, hyper)
+        if not isinstance(model, nn.Module):
+            raise ConfigError(
+                f"the algorithm {spec.name!r}: model: expected a callable that gives a "
+                f"torch.nn.Module, found one that gives {type(model).__name__}"
+            )
+        return model
     if is_placeholder(hyper.network):
         raise ConfigError(
             f"algo_kwargs.network: this agent's network was passed as an object ({hyper.network}); "

@@ -13,25 +13,26 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
+from rl_training.config.hyper_parameters import HyperParameters
+from rl_training.config.train_config import TrainConfig
 from rl_training.data.memory import format_bytes
 from rl_training.envs.factory import make_env, make_vector_env
 from rl_training.envs.pixels import stacked_frames
-from rl_training.envs.snapshots import ResumeLevel, resume_level
+from rl_training.envs.snapshots.vector import ResumeLevel, resume_level
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.errors import ConfigError
-from rl_training.experiment.config import HyperParameters, TrainConfig
-from rl_training.experiment.logging import MetricsLog
 from rl_training.runtime.agent import Agent, build_agent
-from rl_training.runtime.builtin_callbacks import Evaluate, LogMetrics, SaveCheckpoint
-from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.callbacks import Callback, Evaluate, LogMetrics, SaveCheckpoint
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.compatibility import check_spaces
 from rl_training.runtime.evaluator import Evaluator
-from rl_training.runtime.interrupts import Interrupts
+from rl_training.runtime.loss_check import check_losses
+from rl_training.runtime.process import Interrupts
 from rl_training.runtime.progress import Progress
 from rl_training.runtime.seeding import derive_seed, env_seeds, seed_global_generators
 from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.training_run import TrainingRun
+from rl_training.storage.metrics_log import MetricsLog
 
 logger = logging.getLogger("rl_training")
 
@@ -140,11 +141,12 @@ def build(plan: RunPlan) -> Components:
         check_spaces(plan.spec, environments.name, *spaces)
         adapter = SpaceAdapter(environments.name, *spaces, frames=stacked_frames(envs))
         agent = build_agent(plan.spec, plan.config, plan.hyper, adapter)
+        check_losses(agent.algorithm)
         components = Components(
             environments=environments,
             collector=Collector(envs, adapter),
             agent=agent,
-            buffer=plan.spec.buffer(
+            buffer=plan.spec.component("buffer").build(
                 adapter.spec,
                 plan.hyper,
                 num_envs=envs.num_envs,
@@ -175,8 +177,8 @@ def assemble(
         buffer=parts.buffer,
         progress=Progress(
             config.total_timesteps,
-            learning_starts=getattr(hyper, "learning_starts", 0),
-            replay_ratio=getattr(hyper, "replay_ratio", 0),
+            learning_starts=plan.spec.loop.learning_starts(hyper),
+            replay_ratio=plan.spec.loop.replay_ratio(hyper),
         ),
         evaluator=parts.evaluator,
         metrics_log=log,

@@ -6,23 +6,34 @@
                 run.stop("solved")
 
 Every method may be left out. `run` offers `config`, `env_steps`, `updates`, `log(name, value)`,
-`stop(reason)`, `save()`, `evaluate(episodes)` and `best_return`. A callback with state of its own
-gives it in `state_dict` (numbers, strings, lists, arrays, tensors), and gets it back on resume.
+`stop(reason)`, `save()`, `evaluate(episodes)` and `best_return`. A callback with state names
+its attributes in `state_fields`, or gives the state in `state_dict` and takes it back, on resume,
+in `load_state_dict`: numbers, text, arrays, tensors, and containers of them.
+
+The interface comes first, then the callbacks that a configuration can name, then those that every
+run has: logging, evaluation and checkpoints at their intervals.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from rl_training.config.imports import import_object
+from rl_training.errors import ConfigError, RLTrainingError, did_you_mean
 from rl_training.runtime.evaluator import Evaluation
+from rl_training.runtime.progress import Every
 from rl_training.runtime.result import TrainResult
+from rl_training.storage.state import Stateful
 
 if TYPE_CHECKING:
     from rl_training.runtime.training_run import TrainingRun
 
 
-class Callback:
+class Callback(Stateful):
     """Does nothing at each point of a run; override what you need."""
 
     def on_start(self, run: TrainingRun) -> None:
@@ -43,13 +54,6 @@ class Callback:
     def on_end(self, run: TrainingRun, result: TrainResult) -> None:
         """After the final evaluation, or when a signal or callback stopped the run."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed run must know."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
-
 
 class StopOnReturn(Callback):
     """Ends the run when the mean evaluation return reaches `threshold`."""
@@ -58,6 +62,119 @@ class StopOnReturn(Callback):
         self.threshold = threshold
 
     def on_evaluation(self, run: TrainingRun, evaluation: Evaluation) -> None:
-        """Stop if good enough."""
+        """Compare the mean with the threshold."""
         if evaluation.mean >= self.threshold:
             run.stop(f"evaluation return {evaluation.mean:.1f} reached {self.threshold:.1f}")
+
+
+# By import path: QBias knows algorithms, which nothing here may import.
+PACKAGED = {
+    "QBias": "rl_training.tools.q_bias:QBias",
+    "StopOnReturn": "rl_training.runtime.callbacks:StopOnReturn",
+}
+
+
+def configured_callbacks(
+    entries: Sequence[str | Mapping[str, Mapping[str, Any]]],
+) -> list[Callback]:
+    """The callbacks of a configuration's key `callbacks`: a name each, or {name: arguments}."""
+    return [
+        _build(entry, {}) if isinstance(entry, str) else _build(*next(iter(entry.items())))
+        for entry in entries
+    ]
+
+
+def _build(name: str, arguments: Mapping[str, Any]) -> Callback:
+    if name not in PACKAGED and ":" not in name:
+        raise ConfigError(
+            f"callbacks: expected {', '.join(PACKAGED)} or package.module:Class, found {name!r}"
+            f"{did_you_mean(name, PACKAGED)}"
+        )
+    try:
+        callback = import_object(PACKAGED.get(name, name))(**arguments)
+    except RLTrainingError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"callbacks: {name} with arguments {dict(arguments)} cannot be made: {error}"
+        ) from error
+    if not isinstance(callback, Callback):
+        raise ConfigError(
+            f"callbacks: {name} made a {type(callback).__name__}, not an rl_training.Callback"
+        )
+    return callback
+
+
+class Periodic(Callback):
+    """Acts when the environment transitions pass a multiple of an interval."""
+
+    def __init__(self, interval: int) -> None:
+        self._every = Every(interval)
+
+    def on_start(self, run: TrainingRun) -> None:
+        """Count from the run's step, so that a resumed run keeps its rhythm."""
+        if self._every.interval:
+            self._every.passed = run.env_steps // self._every.interval
+
+    def on_step(self, run: TrainingRun) -> None:
+        """Act if an interval has passed."""
+        if self._every.due(run.env_steps):
+            self.act(run)
+
+    def act(self, run: TrainingRun) -> None:
+        """What is done at each interval."""
+
+
+class LogMetrics(Periodic):
+    """Writes a log row: the one place where training waits for the device."""
+
+    def act(self, run: TrainingRun) -> None:
+        """Collect the values, let callbacks add theirs, write them."""
+        values = run.check_finite()
+        for name, value in run.algorithm.schedules(run.progress.clock).items():
+            values[f"train/{name}"] = value
+        if episodes := run.collector.episodes:
+            values["rollout/episode_return"] = float(np.mean([e.episode_return for e in episodes]))
+            values["rollout/episode_length"] = float(np.mean([e.length for e in episodes]))
+        values["time/steps_per_second"] = run.steps_per_second
+        values |= run.extra_values
+        run.extra_values.clear()
+        for callback in run.callbacks:
+            callback.on_log(run, values)
+        run.metrics_log.write(run.env_steps, values)
+
+
+class Evaluate(Periodic):
+    """Evaluates the policy before the end of the run, where `train` does it.
+
+    An evaluation that a signal interrupted is repeated when the run is resumed.
+    """
+
+    state_fields = ("_missed",)
+
+    def __init__(self, interval: int) -> None:
+        super().__init__(interval)
+        self._missed = False
+
+    def on_start(self, run: TrainingRun) -> None:
+        """Make up for a missed evaluation."""
+        super().on_start(run)
+        if self._missed:
+            self.act(run)
+
+    def act(self, run: TrainingRun) -> None:
+        """Evaluate unless the run is over."""
+        if not run.progress.finished:
+            self._missed = run.evaluate() is None
+
+
+class SaveCheckpoint(Periodic):
+    """Saves the run before its end, where `train` does it."""
+
+    def act(self, run: TrainingRun) -> None:
+        """Save unless the run is over; where environments cannot be saved, cut their episodes."""
+        if run.progress.finished:
+            return
+        if run.level == "boundary":
+            run.cut_episodes()
+        run.save(episodes_cut=run.level == "boundary")

@@ -13,17 +13,18 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from rl_training.algorithms.base import Acting
+from rl_training.algorithms.base import ActResult
 from rl_training.data.types import PolicyState, Transitions
-from rl_training.envs.snapshots import load_vector_state, save_vector_state
+from rl_training.envs.snapshots.vector import load_vector_state, save_vector_state
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.errors import EnvError, NonFiniteError
+from rl_training.storage.state import Stateful
 
 
 class Act(Protocol):
     """Chooses actions for a vector step."""
 
-    def __call__(self, obs: np.ndarray, state: PolicyState, first: np.ndarray, /) -> Acting:
+    def __call__(self, obs: np.ndarray, state: PolicyState, first: np.ndarray, /) -> ActResult:
         """An action per row, and the policy state after it."""
 
 
@@ -34,16 +35,28 @@ class Episode(NamedTuple):
     length: int
 
 
-class Collector:
+class Collector(Stateful):
     """Steps a vector environment and hands over true transitions."""
+
+    state_fields = (
+        "_obs",
+        "_first",
+        "_resetting",
+        "_state",
+        "_returns",
+        "_lengths",
+        "episodes",
+        "episodes_finished",
+        "steps",
+    )
 
     def __init__(self, envs: VectorEnv[Any, Any, Any], adapter: SpaceAdapter) -> None:
         self.envs = envs
         self.adapter = adapter
         self.num_envs = envs.num_envs
         # The metadata may be those of a class, of which another one has written them.
-        said = envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
-        self.mode = AutoresetMode(getattr(envs.unwrapped, "autoreset_mode", said))
+        declared = envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
+        self.mode = AutoresetMode(getattr(envs.unwrapped, "autoreset_mode", declared))
         self.steps = 0
         self.episodes: deque[Episode] = deque(maxlen=100)
         self.episodes_finished = 0
@@ -52,7 +65,7 @@ class Collector:
         self._all_rows = np.ones(self.num_envs, np.bool_)
 
     def reset(self, seeds: list[int], state: PolicyState) -> None:
-        """Start new episodes everywhere, each environment with its own seed."""
+        """Start new episodes everywhere, each environment with its seed."""
         envs = self.envs
         for space in (envs.action_space, envs.observation_space):
             space.seed(seeds[0])
@@ -67,7 +80,7 @@ class Collector:
         self._obs = self._checked(self.adapter.encode(obs))
         self._first = self._all_rows.copy()
         self._resetting = self._no_rows.copy()  # NEXT_STEP: the coming step only resets these
-        self._state = state
+        self._state = tuple(np.array(part) for part in state)  # a resume writes into it
         self._returns = np.zeros(self.num_envs)
         self._lengths = np.zeros(self.num_envs, np.int64)
 
@@ -87,13 +100,13 @@ class Collector:
             valid = ~self._resetting
             done &= valid
         ended = np.count_nonzero(done)
-        following = upcoming = self.adapter.encode(raw)
+        next_obs = upcoming = self.adapter.encode(raw)
         if ended and self.mode is not AutoresetMode.NEXT_STEP:
-            following, upcoming = self._around_the_end(following, done, info)
-        reward, following = self._checked_reward(reward, valid), self._checked(following)
+            next_obs, upcoming = self._around_the_end(next_obs, done, info)
+        reward, next_obs = self._checked_reward(reward, valid), self._checked(next_obs)
         ends = terminated, truncated
         states = state, acting.state
-        step = Transitions(obs, acting.action, reward, following, *ends, first, valid, *states)
+        step = Transitions(obs, acting.action, reward, next_obs, *ends, first, valid, *states)
         self._obs, self._state = upcoming, acting.state
         if self.mode is AutoresetMode.NEXT_STEP:
             self._first, self._resetting = self._resetting, done
@@ -123,7 +136,7 @@ class Collector:
             self._returns += step.reward
             self._lengths += 1
         else:
-            # No one vouches for the reward of a row that only resets.
+            # The reward of a row that only resets may be anything.
             self._returns += np.where(step.valid, step.reward, 0.0)
             self._lengths += step.valid
         if done is None:
@@ -150,7 +163,7 @@ class Collector:
             raise NonFiniteError(
                 f"{self.adapter.spec.env_id} gave a non-finite {what} in environment "
                 f"{int(np.flatnonzero(bad)[0])} at vector step {self.steps + 1}. Training stopped "
-                "before it was stored. Mend the environment, or wrap it so that it gives finite "
+                "before it was stored. Fix the environment, or wrap it so that it gives finite "
                 "numbers."
             )
 
@@ -158,7 +171,7 @@ class Collector:
         """Close the environments; after an error in one of them, without waiting for the others."""
         envs = self.envs.unwrapped
         if self._failed and isinstance(envs, AsyncVectorEnv):
-            # Gymnasium's own close would wait for answers that never come.
+            # Gymnasium's close would wait for answers that never come.
             for process in envs.processes:
                 process.kill()
                 process.join()
@@ -173,28 +186,12 @@ class Collector:
             f"{self.steps + 1}: {error}"
         )
 
-    def state_dict(self) -> dict[str, Any]:
-        """Where every environment, episode and policy state stands; environments only if exact."""
-        return {
-            "obs": self._obs,
-            "first": self._first,
-            "resetting": self._resetting,
-            "state": self._state,
-            "returns": self._returns,
-            "lengths": self._lengths,
-            "episodes": [list(episode) for episode in self.episodes],
-            "episodes_finished": self.episodes_finished,
-            "steps": self.steps,
-        }
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` saved."""
-        self._obs, self._first = state["obs"], state["first"]
-        self._resetting, self._state = state["resetting"], state["state"]
-        self._returns, self._lengths = state["returns"], state["lengths"]
+        """Go on where a collector stood; its environments are restored apart, where they can be."""
+        super().load_state_dict(state)
+        episodes = [Episode(**episode) for episode in state["episodes"]]
         self.episodes.clear()
-        self.episodes.extend(Episode(*episode) for episode in state["episodes"])
-        self.episodes_finished, self.steps = state["episodes_finished"], state["steps"]
+        self.episodes.extend(episodes)
 
     def save_envs(self) -> Any:
         """The state of the environments themselves, where it can be saved."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import gymnasium as gym
-
-from rl_training.envs.spaces import action_kind, observation_kind
 from rl_training.errors import IncompatibleEnv
-from rl_training.runtime.spec import AlgorithmSpec, all_specs
+from rl_training.runtime.spec import AlgorithmSpec
+from rl_training.runtime.spec_table import all_specs
+
+if TYPE_CHECKING:
+    import gymnasium as gym
 
 _PLAIN = {
     "vector": "Box vectors, Discrete, flat Dict",
@@ -24,6 +25,8 @@ def check_spaces(
     spec: AlgorithmSpec, env_id: str, observation: gym.Space[Any], action: gym.Space[Any]
 ) -> None:
     """Raise IncompatibleEnv, naming the space and the algorithms that would work."""
+    from rl_training.envs.spaces import action_kind, observation_kind
+
     kinds = observation_kind(observation), action_kind(action)
     for what, space, kind, taken in (
         ("observations", observation, kinds[0], spec.observations),

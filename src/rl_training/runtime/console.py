@@ -42,7 +42,7 @@ class ConsoleProgress(Callback):
         """Say what the run is, what it takes and how it can be resumed."""
         say = self._say
         config = run.config
-        say(f"{config.algo} on {run.agent.adapter.spec.env_id}, seed {config.seed}")
+        say(f"{run.agent.spec.name} on {run.agent.adapter.spec.env_id}, seed {config.seed}")
         say(f"run directory: {run.directory}")
         say(f"{run.buffer.memory_name}: {format_bytes(run.buffer.nbytes)} in host memory")
         if run.level == "exact":  # a lower level was logged as a warning, with its reason
@@ -65,7 +65,7 @@ class ConsoleProgress(Callback):
             self._bar.start()
 
     def on_step(self, run: TrainingRun) -> None:
-        """Refresh a few times a second, or print a line now and then."""
+        """Refresh the bar a few times a second; without a terminal, print ten lines in all."""
         if self._bar is not None:
             now = time.monotonic()
             if now >= self._next_refresh:
@@ -81,7 +81,7 @@ class ConsoleProgress(Callback):
             )
 
     def on_evaluation(self, run: TrainingRun, evaluation: Evaluation) -> None:
-        """Show the new result at once."""
+        """Show the result without waiting for the next refresh."""
         self._next_refresh = 0.0
         if self._bar is None:
             self._say(
@@ -90,19 +90,19 @@ class ConsoleProgress(Callback):
             )
 
     def on_checkpoint(self, run: TrainingRun, path: Path) -> None:
-        """A saved checkpoint is worth a line only when a signal asked for it."""
+        """Print the path only if a signal asked for the checkpoint."""
         if run.interrupts.received:
             self._say(f"saved {path}")
 
     def on_end(self, run: TrainingRun, result: TrainResult) -> None:
-        """Leave the bar as it stands."""
+        """Stop the bar where the run ended."""
         if self._bar is not None:
             self._bar.update(self._task, completed=result.global_step, **self._fields(run))
             self._bar.stop()
             self._bar = None
 
     def close(self) -> None:
-        """Give the terminal back, also after an error."""
+        """Release the terminal, also after an error."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
-from rl_training.algorithms.drq import DrQ, DrQConfig
-from rl_training.models.cnn.drq import CNNDrQModel
+from rl_training.config.actor_critic import DrQConfig
 from rl_training.runtime import sac_trainer
-from rl_training.runtime.train import trainer
+from rl_training.runtime.spec import Lazy, trainer
 
 SPEC = replace(
     sac_trainer.SPEC,
@@ -13,8 +12,8 @@ SPEC = replace(
     title="Data-regularised Q",
     paper="Kostrikov et al., 2020",
     hyper=DrQConfig,
-    model=CNNDrQModel.build,
-    algorithm=DrQ,
+    model=Lazy("rl_training.models.cnn.drq:CNNDrQModel.build"),
+    algorithm=Lazy("rl_training.algorithms.drq:DrQ"),
     observations=frozenset({"image"}),
     actions=frozenset({"continuous"}),
 )

@@ -2,11 +2,9 @@
 
 from dataclasses import replace
 
-from rl_training.algorithms.drqv2 import DrQv2
-from rl_training.algorithms.drqv2_config import DrQv2Config
-from rl_training.models.cnn.drqv2 import CNNDrQv2Model
+from rl_training.config.actor_critic import DrQv2Config
 from rl_training.runtime import drq_trainer
-from rl_training.runtime.train import trainer
+from rl_training.runtime.spec import Lazy, trainer
 
 SPEC = replace(
     drq_trainer.SPEC,
@@ -14,8 +12,8 @@ SPEC = replace(
     title="Data-regularised Q, version 2",
     paper="Yarats et al., 2021",
     hyper=DrQv2Config,
-    model=CNNDrQv2Model.build,
-    algorithm=DrQv2,
+    model=Lazy("rl_training.models.cnn.drqv2:CNNDrQv2Model.build"),
+    algorithm=Lazy("rl_training.algorithms.drqv2:DrQv2"),
 )
 
 train_drqv2 = trainer(SPEC)

@@ -1,10 +1,10 @@
-"""Evaluation: the policy as it is, on environments of its own, seeded per episode."""
+"""Evaluation: the returns of the policy, deterministic, on dedicated environments."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
@@ -12,7 +12,10 @@ import numpy as np
 from rl_training.data.types import PolicyState
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.runtime.collector import Act
-from rl_training.runtime.players import Players
+from rl_training.runtime.episodes import EpisodePlayer
+
+if TYPE_CHECKING:
+    from rl_training.algorithms.base import ActResult
 
 
 @dataclass(frozen=True)
@@ -39,22 +42,10 @@ class EvaluationStopped(Exception):
 
 
 class Evaluator:
-    """Plays episodes in a few environments side by side.
+    """Measures the returns of episodes in dedicated environments; training state is not touched."""
 
-    Episode k is reset with a seed derived from the evaluation seed and k, so its course does not
-    depend on which environment plays it or when. Nothing of the training is touched.
-    """
-
-    def __init__(
-        self,
-        make_env: Callable[[], gym.Env[Any, Any]],
-        adapter: SpaceAdapter,
-        *,
-        parallel: int = 10,
-    ) -> None:
-        self._players = Players(make_env, adapter)
-        self._adapter = adapter
-        self._parallel = parallel
+    def __init__(self, make_env: Callable[[], gym.Env[Any, Any]], adapter: SpaceAdapter) -> None:
+        self._player = EpisodePlayer(make_env, adapter)
 
     def evaluate(
         self,
@@ -65,35 +56,22 @@ class Evaluator:
         seed: int,
         stopped: Callable[[], bool] = lambda: False,
     ) -> Evaluation:
-        """Play `episodes` episodes to their ends."""
-        # Always as many rows, played or not: a matrix product's last bits depend on its size.
-        rows, playable = self._parallel, min(self._parallel, episodes)
-        self._players.seat(playable)
-        returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
-        playing = np.arange(rows)  # which episode each row plays; past the end: none
-        spec = self._adapter.spec
-        obs = np.zeros((rows, *spec.obs_shape), spec.obs_dtype)
-        for row in range(playable):
-            obs[row] = self._players.reset(row, seed, row)
-        first, state, started = np.ones(rows, np.bool_), initial_state(rows), rows
-        while (playing < episodes).any():
+        """Play `episodes` episodes to their ends, or raise EvaluationStopped."""
+
+        def act_unless_stopped(obs: np.ndarray, state: PolicyState, first: np.ndarray) -> ActResult:
+            # Checked before acting: a signal during the last step must not drop a whole result.
             if stopped():
                 raise EvaluationStopped
-            acting = act(obs, state, first)
-            actions, state = self._adapter.decode(acting.action), acting.state
-            first = np.zeros(rows, np.bool_)
-            for row in np.flatnonzero(playing < episodes).tolist():
-                step = self._players.step(row, actions[row])
-                obs[row] = step.obs
-                returns[playing[row]] += step.reward
-                lengths[playing[row]] += 1
-                if step.terminated or step.truncated:
-                    playing[row], started = started, started + 1
-                    first[row] = True
-                    if playing[row] < episodes:
-                        obs[row] = self._players.reset(row, seed, playing[row])
+            return act(obs, state, first)
+
+        returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
+        played = self._player.play(act_unless_stopped, initial_state, episodes=episodes, seed=seed)
+        for steps in played:
+            for step in steps:
+                returns[step.episode] += step.reward
+                lengths[step.episode] += 1
         return Evaluation(tuple(returns.tolist()), tuple(lengths.tolist()), seed)
 
     def close(self) -> None:
         """Close the environments."""
-        self._players.close()
+        self._player.close()

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import warnings
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from rl_training.algorithms.base import Algorithm
-from rl_training.experiment.checkpointing import Checkpoint
-from rl_training.experiment.config import (
-    COMPILE_FROM_UPDATES,
-    OnPolicyHyperParameters,
-    TrainConfig,
-)
+from rl_training.config.train_config import COMPILE_FROM_UPDATES, TrainConfig
+from rl_training.fast.accelerate import accelerate, has_loss_kernels
 from rl_training.runtime.threads import add_threads_for
+from rl_training.storage.checkpoints import Checkpoint
 
 logger = logging.getLogger("rl_training")
 
@@ -26,25 +21,28 @@ logger = logging.getLogger("rl_training")
 def set_execution(
     algorithm: Algorithm,
     config: TrainConfig,
-    hyper: Any,
-    num_envs: int,
+    batch_size: int,
+    planned_updates: int,
     checkpoint: Checkpoint | None,
 ) -> None:
-    """Compile the algorithm's gradient steps if the run is to; a resumed run stays as it was.
+    """Compile the algorithm's losses, or use kernels; a resumed run stays what it was.
 
     `threads: auto` is settled first. Without a working compiler the run is eager, and says so.
     """
     if config.threads == "auto" and not (checkpoint and checkpoint.info.get("threads")):
-        add_threads_for(algorithm, hyper.batch_size)
+        add_threads_for(algorithm, batch_size)
     wanted = checkpoint.info.get("execution", "eager") if checkpoint else config.execution
     if wanted == "auto":
-        long = planned_updates(hyper, config.total_timesteps, num_envs) >= COMPILE_FROM_UPDATES
-        # Compiled steps take tensors; what learns on arrays is faster without.
-        compiles = algorithm.step_functions and not algorithm.learns_on_host
+        long = planned_updates >= COMPILE_FROM_UPDATES
+        compiles = algorithm.compiles and not has_loss_kernels(algorithm)  # these are faster
         wanted = "compiled" if long and compiles else "eager"
-    if wanted == "eager":
-        return
-    if not algorithm.step_functions:
+    if wanted == "compiled":
+        _compile(algorithm)
+    accelerate(algorithm)
+
+
+def _compile(algorithm: Algorithm) -> None:
+    if not algorithm.compiles:
         name = type(algorithm).__name__
         logger.warning("execution: eager, for the kernels %s learns with are not compiled", name)
         return
@@ -53,16 +51,6 @@ def set_execution(
         algorithm.compile()
     else:
         logger.warning("execution: eager, for torch.compile does not work here (%s)", trouble)
-
-
-def planned_updates(hyper: Any, total_timesteps: int, num_envs: int) -> int:
-    """Gradient steps in the whole run, were no update cut short."""
-    if isinstance(hyper, OnPolicyHyperParameters):
-        rollout = hyper.num_steps * num_envs
-        minibatches = math.ceil(rollout / hyper.batch_size)
-        return total_timesteps // rollout * hyper.epochs * minibatches
-    learning = max(0, total_timesteps - hyper.learning_starts)
-    return int(hyper.replay_ratio * learning)
 
 
 def _compiler_trouble(device: torch.device) -> str | None:

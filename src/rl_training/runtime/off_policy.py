@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from rl_training.config.hyper_parameters import OffPolicyHyperParameters
+from rl_training.runtime.spec import Loop
 
 if TYPE_CHECKING:
     from rl_training.runtime.training_run import TrainingRun
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
 
 def run_off_policy(run: TrainingRun) -> None:
     """Step, store, update as often as owed, until the run is over."""
+    import numpy as np  # here, as specs name this loop and are to be listed without delay
+
     algorithm, buffer, progress = run.algorithm, run.buffer, run.progress
     normalizer, recent = run.agent.normalizer, run.recent_metrics
     scale = run.hyper.reward_scale
@@ -21,11 +24,36 @@ def run_off_policy(run: TrainingRun) -> None:
         normalizer.observe(step.obs, step.valid)
         progress.env_steps += int(np.count_nonzero(step.valid))
         for _ in range(progress.updates_owed()):
-            moment = progress.moment
-            batch = normalizer.batch(buffer.sample(run.hyper.batch_size, moment))
-            result = algorithm.update(batch, moment)
+            clock = progress.clock
+            batch = normalizer.batch(buffer.sample(run.hyper.batch_size, clock))
+            result = algorithm.update(batch, clock)
             progress.updates += 1
             if result.priorities is not None:
                 buffer.update_priorities(batch.slots, result.priorities)
             recent.add(result.metrics)
         run.after_step()
+
+
+def _first_update(hyper: Any, num_envs: int) -> int:  # noqa: ARG001 - transitions, however made
+    return int(hyper.learning_starts) + 1
+
+
+def _planned_updates(hyper: Any, total_timesteps: int, num_envs: int) -> int:  # noqa: ARG001
+    return int(hyper.replay_ratio * max(0, total_timesteps - hyper.learning_starts))
+
+
+def _short_run(hyper: Any, images: bool) -> tuple[int, dict[str, Any]]:
+    # An update takes a second or more with the papers' networks of images.
+    steps = max(8, int((8 if images else 200) / max(1.0, hyper.replay_ratio)))
+    return steps, {"learning_starts": steps // 4, "buffer_size": 1_000}
+
+
+OFF_POLICY = Loop(
+    run=run_off_policy,
+    hyper=OffPolicyHyperParameters,
+    learning_starts=lambda hyper: hyper.learning_starts,
+    replay_ratio=lambda hyper: hyper.replay_ratio,
+    first_update=_first_update,
+    planned_updates=_planned_updates,
+    short_run=_short_run,
+)

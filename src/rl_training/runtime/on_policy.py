@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from rl_training.config.hyper_parameters import OnPolicyHyperParameters
+from rl_training.runtime.spec import Loop
 
 if TYPE_CHECKING:
     from rl_training.runtime.training_run import TrainingRun
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
 
 def run_on_policy(run: TrainingRun) -> None:
     """Fill a rollout, update on it, forget it, until the run is over."""
+    import numpy as np  # here, as specs name this loop and are to be listed without delay
+
     algorithm, rollout, progress = run.algorithm, run.buffer, run.progress
     normalizer = run.agent.normalizer
     while run.active:
@@ -20,10 +24,37 @@ def run_on_policy(run: TrainingRun) -> None:
         progress.env_steps += int(np.count_nonzero(step.valid))
         if rollout.full:
             taken = rollout.take()
-            result = algorithm.update(normalizer.batch(taken), progress.moment)
+            result = algorithm.update(normalizer.batch(taken), progress.clock)
             # Only now: acting and updating on one rollout use the same statistics.
-            normalizer.observe(taken.obs, taken.valid)
+            normalizer.observe(taken.obs.cpu().numpy(), taken.valid.cpu().numpy())
             progress.updates += result.gradient_steps
             run.recent_metrics.add(result.metrics)
             run.check_finite()  # a policy that is not finite cannot be sampled from
         run.after_step()
+
+
+def _first_update(hyper: Any, num_envs: int) -> int:
+    return int(hyper.num_steps) * num_envs
+
+
+def _planned_updates(hyper: Any, total_timesteps: int, num_envs: int) -> int:
+    """Gradient steps, were no update cut short."""
+    rollout = hyper.num_steps * num_envs
+    minibatches = math.ceil(rollout / hyper.batch_size)
+    return int(total_timesteps // rollout * hyper.epochs * minibatches)
+
+
+def _short_run(hyper: Any, images: bool) -> tuple[int, dict[str, Any]]:
+    num_steps = 64 if images else hyper.num_steps
+    return 2 * num_steps, {"num_steps": num_steps}
+
+
+ON_POLICY = Loop(
+    run=run_on_policy,
+    hyper=OnPolicyHyperParameters,
+    learning_starts=lambda _: 0,
+    replay_ratio=lambda _: 0,
+    first_update=_first_update,
+    planned_updates=_planned_updates,
+    short_run=_short_run,
+)

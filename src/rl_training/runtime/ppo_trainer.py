@@ -1,23 +1,18 @@
 """PPO's registry entry."""
 
-from rl_training.algorithms.ppo import PPO
-from rl_training.algorithms.ppo_config import PPOConfig
-from rl_training.data.rollout_buffer import RolloutBuffer
-from rl_training.models.cnn.image_networks import actor_critic
-from rl_training.models.mlp_actor_critic import MLPActorCritic
-from rl_training.runtime.on_policy import run_on_policy
-from rl_training.runtime.spec import AlgorithmSpec
-from rl_training.runtime.train import trainer
+from rl_training.config.ppo import PPOConfig
+from rl_training.runtime.on_policy import ON_POLICY
+from rl_training.runtime.spec import AlgorithmSpec, Lazy, trainer
 
 SPEC = AlgorithmSpec(
     name="ppo",
     title="Proximal policy optimisation",
     paper="Schulman et al., 2017",
     hyper=PPOConfig,
-    model=actor_critic(MLPActorCritic.build),
-    algorithm=PPO,
-    buffer=RolloutBuffer.build,
-    loop=run_on_policy,
+    model=Lazy("rl_training.models.cnn.image_networks:actor_critic"),
+    algorithm=Lazy("rl_training.algorithms.ppo:PPO"),
+    buffer=Lazy("rl_training.data.rollout_buffer:RolloutBuffer"),
+    loop=ON_POLICY,
     observations=frozenset({"vector", "image"}),
     actions=frozenset(
         {

@@ -5,17 +5,19 @@ from __future__ import annotations
 import time
 from collections import deque
 from fractions import Fraction
-from typing import Any
 
-from rl_training.data.types import Moment
+from rl_training.data.types import Clock
+from rl_training.storage.state import Stateful
 
 
-class Progress:
+class Progress(Stateful):
     """Counters in environment transitions; updates owed are an exact function of them.
 
     With `replay_ratio` r, `floor(r * (env_steps - learning_starts))` updates have been made after
     every vector step, whatever the number of environments.
     """
+
+    state_fields = ("env_steps", "updates")
 
     def __init__(self, horizon: int, *, learning_starts: int = 0, replay_ratio: float = 1.0):
         self.horizon = horizon
@@ -27,9 +29,9 @@ class Progress:
         self._updates, self._per_steps = ratio.numerator, ratio.denominator
 
     @property
-    def moment(self) -> Moment:
+    def clock(self) -> Clock:
         """The counters that schedules are functions of."""
-        return Moment(self.env_steps, self.horizon, self.learning_starts)
+        return Clock(self.env_steps, self.horizon, self.learning_starts)
 
     @property
     def finished(self) -> bool:
@@ -40,15 +42,6 @@ class Progress:
         """Updates to make now."""
         learning = max(0, self.env_steps - self.learning_starts)
         return self._updates * learning // self._per_steps - self.updates
-
-    def state_dict(self) -> dict[str, Any]:
-        """The counters."""
-        return {"env_steps": self.env_steps, "updates": self.updates}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the counters; the horizon is the configuration's."""
-        self.env_steps = state["env_steps"]
-        self.updates = state["updates"]
 
 
 class Every:

@@ -1,21 +1,18 @@
 """Recurrent PPO's registry entry."""
 
-from rl_training.algorithms.recurrent_ppo import RecurrentPPO, RecurrentPPOConfig
-from rl_training.data.rollout_buffer import RolloutBuffer
-from rl_training.models.recurrent.actor_critic import RecurrentActorCritic
-from rl_training.runtime.on_policy import run_on_policy
-from rl_training.runtime.spec import AlgorithmSpec
-from rl_training.runtime.train import trainer
+from rl_training.config.ppo import RecurrentPPOConfig
+from rl_training.runtime.on_policy import ON_POLICY
+from rl_training.runtime.spec import AlgorithmSpec, Lazy, trainer
 
 SPEC = AlgorithmSpec(
     name="recurrent_ppo",
-    title="Proximal policy optimisation with a memory",
+    title="Recurrent proximal policy optimisation",
     paper="Schulman et al., 2017",
     hyper=RecurrentPPOConfig,
-    model=RecurrentActorCritic.build,
-    algorithm=RecurrentPPO,
-    buffer=RolloutBuffer.build,
-    loop=run_on_policy,
+    model=Lazy("rl_training.models.recurrent.actor_critic:RecurrentActorCritic.build"),
+    algorithm=Lazy("rl_training.algorithms.recurrent_ppo:RecurrentPPO"),
+    buffer=Lazy("rl_training.data.rollout_buffer:RolloutBuffer"),
+    loop=ON_POLICY,
     observations=frozenset({"vector"}),
     actions=frozenset(
         {

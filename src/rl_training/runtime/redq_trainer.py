@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from rl_training.algorithms.redq import REDQ, REDQConfig
+from rl_training.config.actor_critic import REDQConfig
 from rl_training.runtime import sac_trainer
-from rl_training.runtime.train import trainer
+from rl_training.runtime.spec import Lazy, trainer
 
 SPEC = replace(
     sac_trainer.SPEC,
@@ -12,7 +12,7 @@ SPEC = replace(
     title="Randomised ensembled double Q-learning",
     paper="Chen et al., 2021",
     hyper=REDQConfig,
-    algorithm=REDQ,
+    algorithm=Lazy("rl_training.algorithms.redq:REDQ"),
 )
 
 train_redq = trainer(SPEC)

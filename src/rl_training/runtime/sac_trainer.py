@@ -1,21 +1,18 @@
 """SAC's registry entry."""
 
-from rl_training.algorithms.sac import SAC, SACConfig
-from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.models.mlp_actor_critics import MLPActorCritics
-from rl_training.runtime.off_policy import run_off_policy
-from rl_training.runtime.spec import AlgorithmSpec
-from rl_training.runtime.train import trainer
+from rl_training.config.actor_critic import SACConfig
+from rl_training.runtime.off_policy import OFF_POLICY
+from rl_training.runtime.spec import AlgorithmSpec, Lazy, trainer
 
 SPEC = AlgorithmSpec(
     name="sac",
     title="Soft actor-critic",
     paper="Haarnoja et al., 2018",
     hyper=SACConfig,
-    model=MLPActorCritics.build,
-    algorithm=SAC,
-    buffer=ReplayBuffer.build,
-    loop=run_off_policy,
+    model=Lazy("rl_training.models.mlp_actor_q_ensemble:MLPActorQEnsemble.build"),
+    algorithm=Lazy("rl_training.algorithms.sac:SAC"),
+    buffer=Lazy("rl_training.data.replay_buffer:ReplayBuffer"),
+    loop=OFF_POLICY,
     observations=frozenset({"vector"}),
     actions=frozenset({"continuous", "continuous_array"}),
 )

@@ -1,4 +1,4 @@
-"""Seeds by name, so that no two parts of a run share a stream, and the global generators' state."""
+"""Seeds derived by name, so that no two parts of a run share a stream; global generators."""
 
 from __future__ import annotations
 
@@ -9,9 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from rl_training.errors import CheckpointError
+from rl_training.storage.generators import generator_state, set_generator_state
+
+# The objects behind the functions of the two modules.
+_PYTHON: random.Random = random.random.__self__  # type: ignore[attr-defined]  # a bound method
+_NUMPY: np.random.RandomState = np.random.get_state.__self__  # type: ignore[attr-defined]
+
 
 def derive_seed(seed: int, *names: str | int) -> int:
-    """A seed for one named purpose, below 2**31; a pure function of its arguments."""
+    """A seed below 2**31 for one named purpose; a pure function of its arguments."""
     text = "/".join(map(str, (seed, *names)))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
 
@@ -30,17 +37,9 @@ def seed_global_generators(seed: int) -> None:
 
 def global_generator_state() -> dict[str, Any]:
     """The state of Python's, NumPy's and torch's global generators."""
-    version, words, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state()
     return {
-        "python": {"version": version, "words": list(words), "gauss": gauss},
-        "numpy": {
-            "kind": kind,
-            "keys": np.asarray(keys),
-            "position": position,
-            "has_gauss": has_gauss,
-            "cached": cached,
-        },
+        "python": generator_state(_PYTHON),
+        "numpy": generator_state(_NUMPY),
         "torch": torch.get_rng_state(),
         # Looking at a device that was never used would start it up.
         "cuda": torch.cuda.get_rng_state_all() if _cuda_in_use() else [],
@@ -52,12 +51,12 @@ def _cuda_in_use() -> bool:
 
 
 def restore_global_generators(state: dict[str, Any]) -> None:
-    """Put the global generators back; the last thing a resume does."""
-    python, legacy = state["python"], state["numpy"]
-    random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
-    np.random.set_state(
-        (legacy["kind"], legacy["keys"], legacy["position"], legacy["has_gauss"], legacy["cached"])
-    )
-    torch.set_rng_state(state["torch"])
-    for device in range(min(len(state["cuda"]), torch.cuda.device_count())):
-        torch.cuda.set_rng_state(state["cuda"][device], device)
+    """Restore the global generators; the last step of a resume, since the others may draw."""
+    set_generator_state(_PYTHON, state["python"])
+    set_generator_state(_NUMPY, state["numpy"])
+    try:
+        torch.set_rng_state(state["torch"])
+        for device in range(min(len(state["cuda"]), torch.cuda.device_count())):
+            torch.cuda.set_rng_state(state["cuda"][device], device)
+    except (TypeError, RuntimeError) as error:
+        raise CheckpointError(f"the state of torch's generators is malformed: {error}") from error

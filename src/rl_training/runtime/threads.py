@@ -10,7 +10,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from rl_training.algorithms.base import Algorithm
-from rl_training.experiment.config import TrainConfig
+from rl_training.config.train_config import TrainConfig
 from rl_training.models.cnn.encoders import Convolutions
 
 ONE_THREAD_WORK = 6_000_000
@@ -49,4 +49,3 @@ def add_threads_for(algorithm: Algorithm, batch_size: int) -> None:
     work = max([work, *(module.work for module in modules if isinstance(module, Convolutions))])
     if batch_size * work > ONE_THREAD_WORK:
         torch.set_num_threads(_torchs_own.get())
-        algorithm.learns_on_host &= torch.get_num_threads() == 1

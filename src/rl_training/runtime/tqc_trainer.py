@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from rl_training.algorithms.tqc import TQC, TQCConfig
+from rl_training.config.actor_critic import TQCConfig
 from rl_training.runtime import sac_trainer
-from rl_training.runtime.train import trainer
+from rl_training.runtime.spec import Lazy, trainer
 
 SPEC = replace(
     sac_trainer.SPEC,
@@ -12,7 +12,7 @@ SPEC = replace(
     title="Truncated quantile critics",
     paper="Kuznetsov et al., 2020",
     hyper=TQCConfig,
-    algorithm=TQC,
+    algorithm=Lazy("rl_training.algorithms.tqc:TQC"),
 )
 
 train_tqc = trainer(SPEC)

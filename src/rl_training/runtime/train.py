@@ -6,66 +6,56 @@ import logging
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Protocol
 
+from rl_training.config.train_config import TrainConfig, check_hyper_parameters
 from rl_training.errors import ConfigError, UsageError
-from rl_training.experiment.checkpointing import set_aside_newer
-from rl_training.experiment.config import TrainConfig, check_hyper_parameters
-from rl_training.experiment.logging import MetricsLog
-from rl_training.experiment.runs import RunLock, create_run_directory, default_run_name
 from rl_training.runtime.assembly import RunPlan, assemble, build
-from rl_training.runtime.callback_names import named_callbacks
-from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.callbacks import Callback, configured_callbacks
 from rl_training.runtime.execution import set_execution
-from rl_training.runtime.host_memory import keep_freed_memory
-from rl_training.runtime.interrupts import Interrupts
-from rl_training.runtime.lost_objects import refuse_lost_objects
-from rl_training.runtime.persistence import restore_run
-from rl_training.runtime.records import failure, write_records, write_result
-from rl_training.runtime.result import TrainingInterrupted, TrainResult
-from rl_training.runtime.resuming import checkpoint_to_resume, home_of
+from rl_training.runtime.process import Interrupts, keep_freed_memory
+from rl_training.runtime.result import (
+    TrainingInterrupted,
+    TrainResult,
+    failure,
+    write_records,
+    write_result,
+)
+from rl_training.runtime.resume import (
+    checkpoint_to_resume,
+    home_of,
+    refuse_unserialized,
+    restore_run,
+    saved_loop,
+)
 from rl_training.runtime.spec import AlgorithmSpec
+from rl_training.runtime.spec_table import portable_name
 from rl_training.runtime.threads import threads
 from rl_training.runtime.training_run import TrainingRun
+from rl_training.storage.checkpoints import set_aside_newer
+from rl_training.storage.metrics_log import MetricsLog
+from rl_training.storage.runs import RunLock, create_run_directory, default_run_name
 
 logger = logging.getLogger("rl_training")
 
 
-class Train(Protocol):
-    """A training function such as `train_dqn`."""
-
-    def __call__(
-        self,
-        config: TrainConfig,
-        *,
-        callbacks: Sequence[Callback] = (),
-        resume: str | Path | None = None,
-    ) -> TrainResult:
-        """Train as `config` says; `resume` continues a run from its directory or a checkpoint."""
-
-
-def trainer(*specs: AlgorithmSpec) -> Train:
-    """The training function of some specs; `config.algo` names the one it takes."""
-    by_name = {spec.name: spec for spec in specs}
-
-    def train_one(
-        config: TrainConfig,
-        *,
-        callbacks: Sequence[Callback] = (),
-        resume: str | Path | None = None,
-    ) -> TrainResult:
-        if not isinstance(config, TrainConfig):
-            raise UsageError(
-                f"config: expected a TrainConfig, found {config!r}; a packaged name or a file is "
-                "trained by the algorithm's class: from_config(name).learn()"
-            )
-        if config.algo not in by_name:
-            raise ConfigError(f"algo: expected {' or '.join(by_name)}, found {config.algo!r}")
-        return train(by_name[config.algo], config, callbacks=callbacks, resume=resume)
-
-    train_one.__name__ = train_one.__qualname__ = f"train_{specs[0].name}"
-    train_one.__doc__ = f"Train {' or '.join(by_name)} as the configuration says."
-    return train_one
+def train_one_of(
+    specs: Sequence[AlgorithmSpec],
+    config: TrainConfig,
+    *,
+    callbacks: Sequence[Callback] = (),
+    resume: str | Path | None = None,
+) -> TrainResult:
+    """Train the one of the specs that the configuration names."""
+    if not isinstance(config, TrainConfig):
+        raise UsageError(
+            f"config: expected a TrainConfig, found {config!r}; a packaged name or a file is "
+            "trained by the algorithm's class: from_config(name).learn()"
+        )
+    for spec in specs:
+        if config.algo in (spec.name, portable_name(spec)):
+            return train(spec, config, callbacks=callbacks, resume=resume)
+    names = " or ".join(spec.name for spec in specs)
+    raise ConfigError(f"algo: expected {names}, found {config.algo!r}")
 
 
 def train(
@@ -80,23 +70,27 @@ def train(
     A SIGINT or SIGTERM saves a checkpoint and raises TrainingInterrupted.
     """
     hyper = check_hyper_parameters(spec.hyper, config.algo_kwargs)
-    config = config.with_changes(algo_kwargs=hyper.model_dump())
-    callbacks = (*named_callbacks(config.callbacks), *_checked_callbacks(callbacks))
+    # Whatever leads to the spec from anywhere: the run may be resumed by another process.
+    config = config.with_changes(
+        algo=portable_name(spec) or spec.name, algo_kwargs=hyper.model_dump()
+    )
+    callbacks = (*configured_callbacks(config.callbacks), *_checked_callbacks(callbacks))
     plan = RunPlan(spec=spec, config=config, hyper=hyper, callbacks=callbacks)
-    refuse_lost_objects(config)
+    refuse_unserialized(config)
     keep_freed_memory()
-    checkpoint = None if resume is None else checkpoint_to_resume(resume, config, spec.hyper)
+    checkpoint = None if resume is None else checkpoint_to_resume(resume, config, spec)
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
         stack.enter_context(threads(config, checkpoint.info.get("threads") if checkpoint else None))
         parts = build(plan)
         stack.callback(parts.close)
         num_envs = parts.collector.num_envs
-        set_execution(parts.agent.algorithm, config, hyper, num_envs, checkpoint)
+        updates = spec.loop.planned_updates(hyper, config.total_timesteps, num_envs)
+        set_execution(parts.agent.algorithm, config, hyper.batch_size, updates, checkpoint)
         home = home_of(checkpoint) if checkpoint else None
-        directory = home or _new_directory(config)
+        directory = home or _new_directory(spec, config)
         stack.enter_context(RunLock(directory))
-        saved_log = checkpoint.read("loop")["metrics_log"] if checkpoint and home else None
+        saved_log = saved_loop(checkpoint)["metrics_log"] if checkpoint and home else None
         log = stack.enter_context(closing(MetricsLog(directory, resume_from=saved_log)))
         run = assemble(plan, parts, directory, log, interrupts)
         if checkpoint is not None:
@@ -110,11 +104,11 @@ def train(
 
 
 def _drive(run: TrainingRun, spec: AlgorithmSpec) -> TrainResult:
-    _warn_if_nothing_is_learned(run)
+    _warn_if_nothing_is_learned(run, spec)
     try:
         for callback in run.callbacks:
             callback.on_start(run)
-        spec.loop(run)
+        spec.loop.run(run)
         if not run.interrupts.received:
             run.save()
             if run.config.final_eval_episodes:
@@ -123,10 +117,10 @@ def _drive(run: TrainingRun, spec: AlgorithmSpec) -> TrainResult:
             run.save()
         result = write_result(run)
     except Exception as error:
-        told = failure(run, error)
-        if told is error:
+        reported = failure(run, error)
+        if reported is error:
             raise
-        raise told from error
+        raise reported from error
     for callback in run.callbacks:
         callback.on_end(run, result)
     if run.interrupts.received:
@@ -139,12 +133,9 @@ def _set_aside_newer(run: TrainingRun) -> None:
         logger.warning("a checkpoint newer than the resumed one was moved to %s", path)
 
 
-def _warn_if_nothing_is_learned(run: TrainingRun) -> None:
+def _warn_if_nothing_is_learned(run: TrainingRun, spec: AlgorithmSpec) -> None:
     """Say so if the budget ends before the first update."""
-    first = max(
-        getattr(run.hyper, "learning_starts", -1) + 1,
-        getattr(run.hyper, "num_steps", 0) * run.collector.num_envs,
-    )
+    first = spec.loop.first_update(run.hyper, run.collector.num_envs)
     if first > run.progress.horizon and not run.progress.finished:
         logger.warning(
             "nothing will be learned: the first update would follow step %d, and total_timesteps "
@@ -162,8 +153,8 @@ def _checked_callbacks(callbacks: object) -> Sequence[Callback]:
     )
 
 
-def _new_directory(config: TrainConfig) -> Path:
+def _new_directory(spec: AlgorithmSpec, config: TrainConfig) -> Path:
     name = config.run_name or default_run_name(
-        config.algo, str(config.to_plain()["env_id"]), config.seed
+        spec.name, str(config.to_plain()["env_id"]), config.seed
     )
     return create_run_directory(Path(config.output_dir), name=name)

@@ -1,4 +1,4 @@
-"""A run in progress: its parts, where it stands, and what callbacks may ask of it."""
+"""A run in progress: its parts, its progress, and what callbacks may ask of it."""
 
 from __future__ import annotations
 
@@ -13,34 +13,48 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_training.algorithms.base import Acting, Algorithm
+from rl_training.algorithms.base import ActResult, Algorithm
+from rl_training.config.train_config import TrainConfig
 from rl_training.data.metrics import RecentMetrics
 from rl_training.data.types import PolicyState
 from rl_training.errors import NonFiniteError
-from rl_training.experiment.checkpointing import prune, write_checkpoint
-from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.files import write_json
-from rl_training.experiment.logging import MetricsLog
 from rl_training.runtime.agent import Agent
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.evaluator import Evaluation, EvaluationStopped, Evaluator
-from rl_training.runtime.interrupts import Interrupts
-from rl_training.runtime.persistence import checkpoint_info, checkpoint_parts
+from rl_training.runtime.process import Interrupts
 from rl_training.runtime.progress import Progress, Speed
+from rl_training.runtime.resume import checkpoint_info, checkpoint_parts
 from rl_training.runtime.seeding import (
     derive_seed,
     env_seeds,
     global_generator_state,
     restore_global_generators,
 )
+from rl_training.storage.checkpoints import prune, write_checkpoint
+from rl_training.storage.files import write_json
+from rl_training.storage.metrics_log import MetricsLog
+from rl_training.storage.state import Stateful
 
 logger = logging.getLogger("rl_training")
 
 
 @dataclass(kw_only=True)
-class TrainingRun:
-    """Everything one run consists of; the loops and callbacks see only this."""
+class TrainingRun(Stateful):
+    """Everything one run consists of; the loops and callbacks see only this.
+
+    Its state is where the loop stands; the agent, the replay memory, the environments and the
+    callbacks are saved beside it (`runtime.resume`).
+    """
+
+    state_fields = (
+        "progress",
+        "collector",
+        "extra_values",
+        "recent_metrics",
+        "best_return",
+        "elapsed",
+    )
 
     config: TrainConfig
     hyper: Any
@@ -61,7 +75,6 @@ class TrainingRun:
     stop_reason: str | None = None
     checkpoint_path: Path | None = None
     saved_at: int | None = None
-    elapsed_before: float = 0.0
     started_at: float = field(default_factory=time.monotonic)
     speed: Speed = field(default_factory=Speed)
     extra_values: dict[str, float] = field(default_factory=dict)
@@ -71,30 +84,34 @@ class TrainingRun:
 
     @property
     def env_steps(self) -> int:
-        """Environment transitions so far."""
+        """Environment transitions, those of earlier sessions included."""
         return self.progress.env_steps
 
     @property
     def updates(self) -> int:
-        """Updates so far."""
+        """Updates, those of earlier sessions included; gradient steps if on-policy."""
         return self.progress.updates
 
     @property
     def elapsed(self) -> float:
         """Seconds of wall-clock time spent on this run, earlier sessions included."""
-        return self.elapsed_before + time.monotonic() - self.started_at
+        return time.monotonic() - self.started_at
+
+    @elapsed.setter
+    def elapsed(self, seconds: float) -> None:
+        self.started_at = time.monotonic() - seconds
 
     @property
     def steps_per_second(self) -> float:
-        """Environment transitions per second, lately."""
+        """Environment transitions per second over the last few seconds."""
         return self.speed.measure(self.env_steps)
 
     def log(self, name: str, value: float) -> None:
-        """Write a value of one's own with the next log row."""
+        """Add a value to the next log row."""
         self.extra_values[name] = float(value)
 
     def log_evaluation(self, values: Mapping[str, float]) -> None:
-        """Write what belongs to the evaluation made now, as `eval/...`; evidence cards keep it."""
+        """Log values that belong to this evaluation, as `eval/...`; evidence cards keep them."""
         row = {f"eval/{name}": float(value) for name, value in values.items()}
         self.metrics_log.write(self.env_steps, row)
 
@@ -104,10 +121,10 @@ class TrainingRun:
             self.stop_reason = reason
 
     def evaluate(self, episodes: int | None = None) -> Evaluation | None:
-        """Evaluate the policy as it is now; None if a signal arrived meanwhile."""
+        """Evaluate the current policy; None if a signal interrupted it."""
         if self.evaluator is None:
             return None
-        self.agent.moment = self.progress.moment
+        self.agent.clock = self.progress.clock
         generators = global_generator_state()
         try:
             evaluation = self.evaluator.evaluate(
@@ -174,21 +191,21 @@ class TrainingRun:
 
     @property
     def algorithm(self) -> Algorithm:
-        """The agent's algorithm."""
+        """What is being trained."""
         return self.agent.algorithm
 
     @property
     def active(self) -> bool:
-        """Whether the loop goes on."""
+        """Whether the loop continues: no budget used up, no stop, no signal."""
         return not (self.progress.finished or self.stop_reason or self.interrupts.received)
 
-    def explore(self, obs: np.ndarray, state: PolicyState, first: np.ndarray) -> Acting:
+    def explore(self, obs: np.ndarray, state: PolicyState, first: np.ndarray) -> ActResult:
         """Actions for collecting experience."""
-        self.agent.moment = self.progress.moment
+        self.agent.clock = self.progress.clock
         return self.agent.act(obs, state, first, explore=True)
 
     def after_step(self) -> None:
-        """Let every callback look at the run."""
+        """Call `on_step` of every callback."""
         for callback in self.callbacks:
             callback.on_step(self)
 
@@ -215,7 +232,7 @@ class TrainingRun:
         write_json(path, record | {"resume_level": self.level, "resume_level_reason": reason})
 
     def cut_episodes(self) -> None:
-        """Begin new episodes everywhere with seeds that are a function of the step."""
+        """Begin new episodes everywhere, with seeds that depend on the step alone."""
         seeds = env_seeds(self.config.seed, self.collector.num_envs, "cut", self.env_steps)
         self.collector.reset(seeds, self.algorithm.initial_state(self.collector.num_envs))
 

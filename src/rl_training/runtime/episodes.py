@@ -1,0 +1,121 @@
+"""The one way to play episodes with a policy, apart from the environments it is trained in.
+
+Evaluation and the measurement of Q bias consume its steps. Three other loops step environments for
+a different purpose: the collector gathers transitions to learn from, the snapshot probe replays
+scripted actions to compare answers bitwise, and doctor's random play checks raw answers before
+anything about the environment can be assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+
+from rl_training.data.types import PolicyState
+from rl_training.envs.spaces import SpaceAdapter
+from rl_training.errors import EnvError, NonFiniteError
+from rl_training.runtime.collector import Act
+from rl_training.runtime.seeding import derive_seed
+
+
+class EpisodeStep(NamedTuple):
+    """One step of an episode; `row` is the row of the batch whose action was taken."""
+
+    row: int
+    episode: int
+    reward: float
+    terminated: bool
+    truncated: bool
+
+
+class EpisodePlayer:
+    """Plays numbered episodes in a few environments side by side, a row of a batch each.
+
+    Episode k is reset with a seed derived from the given one and k, so its course does not depend
+    on which row plays it or when. An exception in an environment becomes an EnvError, and numbers
+    that are not finite a NonFiniteError.
+    """
+
+    def __init__(
+        self, make_env: Callable[[], gym.Env[Any, Any]], adapter: SpaceAdapter, *, rows: int = 10
+    ) -> None:
+        self._make_env = make_env
+        self._adapter = adapter
+        self._rows = rows
+        # The first is made now: what cannot be built is refused before an hour of training.
+        self._envs = [make_env()]
+
+    def play(
+        self,
+        act: Act,
+        initial_state: Callable[[int], PolicyState],
+        *,
+        episodes: int,
+        seed: int,
+    ) -> Iterator[list[EpisodeStep]]:
+        """Play `episodes` episodes to their ends; yields the steps that each call of `act` led to.
+
+        A row whose episode has ended begins the next episode. Leaving the iterator early is fine.
+        """
+        # Always as many rows, played or not: a matrix product's last bits depend on its size.
+        rows, playable = self._rows, min(self._rows, episodes)
+        while len(self._envs) < playable:
+            self._envs.append(self._make_env())
+        episode_of, started = list(range(rows)), rows  # numbers from `episodes` on are not played
+        spec = self._adapter.spec
+        obs = np.zeros((rows, *spec.obs_shape), spec.obs_dtype)
+        for row in range(playable):
+            obs[row] = self._reset(row, seed, row)
+        first, state = np.ones(rows, np.bool_), initial_state(rows)
+        while active := [row for row in range(rows) if episode_of[row] < episodes]:
+            acting = act(obs, state, first)
+            actions, state = self._adapter.decode(acting.action), acting.state
+            first = np.zeros(rows, np.bool_)
+            steps = []
+            for row in active:
+                obs[row], step = self._step(row, episode_of[row], actions[row])
+                steps.append(step)
+                if step.terminated or step.truncated:
+                    episode_of[row], started = started, started + 1
+                    first[row] = True
+                    if episode_of[row] < episodes:
+                        obs[row] = self._reset(row, seed, episode_of[row])
+            yield steps
+
+    def close(self) -> None:
+        """Close the environments."""
+        while self._envs:
+            self._envs.pop().close()
+
+    def _reset(self, row: int, seed: int, episode: int) -> np.ndarray:
+        try:
+            obs, _ = self._envs[row].reset(seed=derive_seed(seed, "episode", episode))
+        except Exception as error:
+            raise self._env_error("reset", error) from error
+        return self._finite("observation", self._adapter.encode_one(obs))
+
+    def _step(self, row: int, episode: int, action: np.ndarray) -> tuple[np.ndarray, EpisodeStep]:
+        try:
+            obs, reward, terminated, truncated, _ = self._envs[row].step(action)
+        except Exception as error:
+            raise self._env_error("step", error) from error
+        next_obs = self._finite("observation", self._adapter.encode_one(obs))
+        self._finite("reward", np.asarray(reward, np.float64))
+        return next_obs, EpisodeStep(row, episode, float(reward), bool(terminated), bool(truncated))
+
+    def _finite(self, what: str, values: np.ndarray) -> np.ndarray:
+        if not np.isfinite(values).all():
+            raise NonFiniteError(
+                f"{self._adapter.spec.env_id} gave a non-finite {what} during an evaluation. Fix "
+                "the environment, or wrap it so that it gives finite numbers."
+            )
+        return values
+
+    def _env_error(self, call: str, error: Exception) -> EnvError:
+        return EnvError(
+            f"{self._adapter.spec.env_id} raised {type(error).__name__} in {call} during an "
+            f"evaluation: {error}"
+        )

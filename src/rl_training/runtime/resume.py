@@ -1,0 +1,264 @@
+"""What a checkpoint of a run holds, what a resumed run must agree with, and how it goes on."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rl_training.config.base import is_placeholder, plain
+from rl_training.config.hyper_parameters import HyperParameters
+from rl_training.config.train_config import TrainConfig
+from rl_training.envs.snapshots.classes import SnapshotUnavailable
+from rl_training.errors import CheckpointError, ConfigError, UsageError
+from rl_training.runtime.progress import Speed
+from rl_training.runtime.seeding import global_generator_state, restore_global_generators
+from rl_training.runtime.spec import AlgorithmSpec
+from rl_training.runtime.spec_table import saved_algorithm
+from rl_training.storage.checkpoints import Checkpoint, find_checkpoint
+
+if TYPE_CHECKING:
+    from rl_training.runtime.callbacks import Callback
+    from rl_training.runtime.training_run import TrainingRun
+
+logger = logging.getLogger("rl_training")
+
+# Keys that say how a run is watched, kept and ended, not what it computes.
+FREE_KEYS = frozenset(
+    {
+        "total_timesteps",
+        "output_dir",
+        "run_name",
+        "final_eval_episodes",
+        "keep_checkpoints",
+        "log_interval",
+        "eval_interval",
+        "eval_episodes",
+        "callbacks",
+        "device",
+        "threads",
+    }
+)
+
+_LOOP_PARTS = ("run", "callbacks", "metrics_log", "envs", "generators")
+
+ENVIRONMENT_KEYS = ("env_id", "env_kwargs", "eval_env_kwargs", "wrappers")
+
+# By which argument an object is passed again; other keys bear the argument's name.
+_PASSED_BY = {"env_id": "env", "eval_env_kwargs": "env_kwargs", "algo_kwargs": "network"}
+
+
+def checkpoint_parts(run: TrainingRun, *, with_envs: bool = True) -> dict[str, Any]:
+    """Everything a run is, by part: what acts, the replay memory, and the loop around them."""
+    loop = {
+        "run": run.state_dict(),
+        "callbacks": _callback_states(run.callbacks),
+        "metrics_log": run.metrics_log.state_dict(),
+        "envs": _env_state(run) if with_envs else None,
+        "generators": global_generator_state(),
+    }
+    return {**run.agent.parts(), "replay": run.buffer.state_dict(), "loop": loop}
+
+
+def checkpoint_info(run: TrainingRun, *, exact: bool) -> dict[str, Any]:
+    """What can be known of a checkpoint without reading its parts."""
+    return {
+        **saved_algorithm(run.agent.spec),
+        "env_id": run.agent.adapter.spec.env_id,
+        "updates": run.updates,
+        "resume_level": run.level,
+        "exact": exact,
+        "execution": run.algorithm.execution,
+        "device": str(run.algorithm.device),
+        "threads": torch.get_num_threads(),
+        "config": run.config.to_plain(),
+    }
+
+
+def restore_run(run: TrainingRun, checkpoint: Checkpoint) -> None:
+    """Take over a checkpoint; the global generators come last."""
+    run.agent.restore(checkpoint)
+    run.buffer.load_state_dict(checkpoint.read("replay"))
+    loop = saved_loop(checkpoint)
+    run.load_state_dict(loop["run"])
+    if loop["envs"] is None:
+        run.cut_episodes()
+    else:
+        run.collector.load_envs(loop["envs"])
+    _restore_callbacks(run.callbacks, loop["callbacks"])
+    run.best_return = _best_so_far(run, checkpoint)
+    run.speed = Speed(run.env_steps)
+    run.checkpoint_path, run.saved_at = checkpoint.path, run.env_steps
+    restore_global_generators(loop["generators"])
+
+
+def saved_loop(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The part `loop` of a checkpoint, with everything that `checkpoint_parts` puts into it."""
+    loop = checkpoint.read("loop")
+    if not isinstance(loop, dict) or set(loop) != set(_LOOP_PARTS):
+        raise CheckpointError(
+            f"{checkpoint.path}: expected a loop of {', '.join(_LOOP_PARTS)}, found "
+            f"{', '.join(map(str, loop)) if isinstance(loop, dict) else type(loop).__name__}; "
+            "resume with the version of rl-training that wrote it"
+        )
+    return loop
+
+
+def checkpoint_to_resume(path: str | Path, config: TrainConfig, spec: AlgorithmSpec) -> Checkpoint:
+    """The newest whole checkpoint at `path`, if `config` continues its run."""
+    checkpoint = located(find_checkpoint(Path(path)))
+    report_skipped(checkpoint)
+    check_same_run(checkpoint, config, spec)
+    return checkpoint
+
+
+def report_skipped(checkpoint: Checkpoint) -> None:
+    """Log the newer checkpoints that were passed over."""
+    for reason in checkpoint.skipped:
+        logger.warning("passed over a damaged checkpoint: %s", reason)
+
+
+def check_same_run(checkpoint: Checkpoint, config: TrainConfig, spec: AlgorithmSpec) -> None:
+    """Refuse to continue a run with a configuration that would compute something else."""
+    if not checkpoint.has("loop"):
+        raise CheckpointError(
+            f"{checkpoint.path} holds a policy without its training state, so it can be evaluated "
+            "but not resumed; resume from the run directory or a step_* checkpoint"
+        )
+    saved = _flat(_completed(checkpoint.info["config"], spec.hyper))
+    given = _flat(config.to_plain())
+    # By its name: the same algorithm may have been moved to another module.
+    saved["algo"], given["algo"] = checkpoint.info["algo"], spec.name
+    differing = [
+        f"{key}: saved {saved.get(key)!r}, given {given.get(key)!r}"
+        for key in sorted(saved.keys() | given.keys())
+        if saved.get(key) != given.get(key)
+        and key.split(".")[0] not in FREE_KEYS
+        and not is_placeholder(str(saved.get(key)))
+    ]
+    if differing:
+        raise ConfigError(
+            "a resumed run keeps the configuration it was started with; these keys differ:\n  "
+            + "\n  ".join(differing)
+        )
+    total, done = config.total_timesteps, checkpoint.env_steps
+    # Environments that step together may end a run a few transitions past its budget.
+    if total < done and total != saved["total_timesteps"]:
+        raise UsageError(
+            f"total_timesteps: expected at least the {done} steps that are done already, found "
+            f"{total}; it is the budget of the whole run, not what to add to it"
+        )
+
+
+def located(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint by a path that shows where it lies, also if it was given from inside."""
+    if checkpoint.path.parent.name == "checkpoints":
+        return checkpoint
+    return replace(checkpoint, path=checkpoint.path.resolve())
+
+
+def home_of(checkpoint: Checkpoint) -> Path | None:
+    """The run directory a `located` checkpoint lies in; None if it was copied out of one."""
+    home = checkpoint.path.parent.parent
+    inside = checkpoint.path.parent.name == "checkpoints" and (home / "config.yaml").exists()
+    return home if inside else None
+
+
+def unserialized_objects(values: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """The dotted key and the text of every marker, such as `<callable f>`, in a configuration.
+
+    A marker stands for a Python object that a file could not hold.
+    """
+    if is_placeholder(values):
+        yield key, values
+    elif isinstance(values, dict | list | tuple):
+        items = values.items() if isinstance(values, dict) else enumerate(values)
+        for name, inner in items:
+            yield from unserialized_objects(inner, f"{key}.{name}" if key else str(name))
+
+
+def refuse_unserialized(config: TrainConfig, *keys: str) -> None:
+    """Raise ConfigError if one of these keys (all, if none is named) holds a marker."""
+    values = {key: getattr(config, key) for key in keys or type(config).model_fields}
+    missing = [
+        f"{key}: this run was given an object here ({text}), which no file can hold; in Python, "
+        f"pass it again: load(path, {_PASSED_BY.get(top := key.split('.')[0], top)}=...)"
+        for key, text in unserialized_objects(values)
+    ]
+    if missing:
+        raise ConfigError("\n".join(missing))
+
+
+def _env_state(run: TrainingRun) -> Any:
+    """The environments' state at level exact; the level falls, audibly, if it is lost."""
+    if run.level != "exact":
+        return None
+    try:
+        return run.collector.save_envs()
+    except SnapshotUnavailable as error:
+        run.lower_level(str(error))
+        return None
+
+
+def _callback_states(callbacks: Sequence[Callback]) -> dict[str, dict[str, Any]]:
+    states = {name: callback.state_dict() for name, callback in _named(callbacks).items()}
+    return {name: state for name, state in states.items() if state}
+
+
+def _restore_callbacks(callbacks: Sequence[Callback], saved: dict[str, dict[str, Any]]) -> None:
+    named = _named(callbacks)
+    for name, state in saved.items():
+        if name in named:
+            named[name].load_state_dict(state)
+        else:
+            logger.warning("the checkpoint holds a state of callback %s, not given now", name)
+
+
+def _named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
+    """Callbacks by class and, among those of one class, by their order."""
+    count: Counter[str] = Counter()
+    named: dict[str, Callback] = {}
+    for callback in callbacks:
+        name = f"{type(callback).__module__}.{type(callback).__qualname__}"
+        named[f"{name}#{count[name]}"] = callback
+        count[name] += 1
+    return named
+
+
+def _best_so_far(run: TrainingRun, checkpoint: Checkpoint) -> float | None:
+    """The best return known, also from an evaluation made after the checkpoint was written."""
+    saved = run.best_return
+    try:
+        best = find_checkpoint(checkpoint.path.parent, best=True, parts=())
+    except CheckpointError:
+        return saved
+    found: float | None = best.info.get("eval_return_mean")
+    if found is None or best.env_steps > run.env_steps:
+        return saved
+    return found if saved is None else max(saved, found)
+
+
+def _completed(saved: dict[str, Any], hyper: type[HyperParameters]) -> dict[str, Any]:
+    """A saved configuration with the defaults of the keys that came after it."""
+    defaults = {
+        name: plain(field.get_default(call_default_factory=True))
+        for name, field in TrainConfig.model_fields.items()
+        if not field.is_required()
+    }
+    keys = hyper().to_plain() | saved["algo_kwargs"]
+    return defaults | saved | {"algo_kwargs": keys}
+
+
+def _flat(plain: dict[str, Any] | list[Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in plain.items() if isinstance(plain, dict) else enumerate(plain):
+        if isinstance(value, dict | list):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -1,0 +1,19 @@
+"""TD3's registry entry."""
+
+from dataclasses import replace
+
+from rl_training.config.actor_critic import TD3Config
+from rl_training.runtime import sac_trainer
+from rl_training.runtime.spec import Lazy, trainer
+
+SPEC = replace(
+    sac_trainer.SPEC,
+    name="td3",
+    title="Twin delayed deterministic policy gradient",
+    paper="Fujimoto et al., 2018",
+    hyper=TD3Config,
+    model=Lazy("rl_training.models.mlp_actor_q_ensemble:MLPActorQEnsemble.build_deterministic"),
+    algorithm=Lazy("rl_training.algorithms.td3:TD3"),
+)
+
+train_td3 = trainer(SPEC)
