@@ -1,4 +1,7 @@
-"""The command line, `rl-training`; torch is imported only by the commands that need it."""
+"""The command line, `rl-training`: every command, and which work it calls for.
+
+The work is in `tools` and `runtime`, imported by the command that needs it: torch takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rl_training.cli_doctor import register
-from rl_training.cli_evidence import register_evidence
 from rl_training.errors import RLTrainingError, UsageError
+
+if TYPE_CHECKING:
+    from rl_training.api.managed import ManagedAlgorithm
+    from rl_training.config.train_config import TrainConfig
+    from rl_training.storage.checkpoints import Checkpoint
 
 app = typer.Typer(
     name="rl-training",
@@ -25,6 +31,12 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+evidence = typer.Typer(
+    name="evidence",
+    help="Show what a configuration reaches, with seeds fixed in advance and all reported.",
+    no_args_is_help=True,
+)
+app.add_typer(evidence)
 
 CheckpointOption = Annotated[
     Path, typer.Option("--checkpoint", help="A run directory, or one checkpoint in it.")
@@ -38,7 +50,20 @@ DeviceOption = Annotated[
     str | None,
     typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps; by default that of the run."),
 ]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+
+CardArgument = Annotated[
+    Path, typer.Argument(help="A card: a name such as dqn/cartpole, or a file.")
+]
+JobsOption = Annotated[int, typer.Option("--jobs", min=1, help="How many seeds run at once.")]
+CardsOption = Annotated[
+    Path | None, typer.Option("--output", help="Directory of the cards [evidence].")
+]
+RunsOption = Annotated[Path, typer.Option("--runs", help="Where the seeds' runs are kept.")]
+FreshOption = Annotated[
+    bool, typer.Option("--fresh", help="Discard what is there of these runs, finished seeds too.")
+]
 
 
 def main() -> None:
@@ -85,11 +110,11 @@ def _reported(debug: bool) -> Iterator[None]:
         if debug:
             traceback.print_exc()
         else:
-            typer.echo(f"error: {_worded(error)}", err=True)
+            typer.echo(f"error: {_message(error)}", err=True)
         raise typer.Exit(getattr(error, "exit_code", 1)) from None
 
 
-def _worded(error: Exception) -> str:
+def _message(error: Exception) -> str:
     if isinstance(error, RLTrainingError):
         return str(error)
     return (
@@ -143,16 +168,16 @@ def evaluate(
     episodes: Annotated[int, typer.Option("--episodes", min=1, help="Episodes to play.")] = 100,
     seed: Annotated[
         int | None,
-        typer.Option("--seed", min=0, help="By default that of the run's own evaluation."),
+        typer.Option("--seed", min=0, help="By default that of the run's evaluations."),
     ] = None,
     best: BestOption = False,
     device: DeviceOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Evaluate a trained agent on environments of its own."""
+    """Evaluate a trained agent on dedicated environments."""
     with _reported(debug):
-        from rl_training.cli_show import show_evaluation
+        from rl_training.tools.show import show_evaluation
 
         managed = _load(checkpoint, best, device)
         show_evaluation(managed.config, managed.evaluate(episodes, seed=seed), as_json=as_json)
@@ -170,7 +195,10 @@ def resume(
 ) -> None:
     """Continue an interrupted run."""
     with _reported(debug):
-        found, config = _open(checkpoint, parts=None)
+        from rl_training.experiment.registry import open_checkpoint
+
+        found, config = open_checkpoint(checkpoint, parts=None)
+        _show_skipped(found)
         given = {"total_timesteps": total_timesteps, "device": device}
         changes = {key: value for key, value in given.items() if value is not None}
         if changes:
@@ -200,7 +228,7 @@ def predict(
 ) -> None:
     """Print the action for an observation, as JSON."""
     with _reported(debug):
-        from rl_training.cli_predict import check_explain, show_actions
+        from rl_training.tools.predict import check_explain, show_actions
 
         if explain is not None:
             check_explain(explain, observation)
@@ -215,7 +243,7 @@ def list_all(
 ) -> None:
     """List algorithms, packaged configurations, and the runs under a directory."""
     with _reported(debug):
-        from rl_training.cli_show import show_everything
+        from rl_training.tools.show import show_everything
 
         show_everything(directory)
 
@@ -228,17 +256,187 @@ def config(
 ) -> None:
     """Print a complete configuration, with the origin of each value."""
     with _reported(debug):
-        from rl_training.experiment.config_loading import describe_config
+        from rl_training.config.loading import describe_config
         from rl_training.experiment.registry import resolve_config
 
         typer.echo(describe_config(resolve_config(name, overrides=settings or ())), nl=False)
 
 
-def _train_one(config: Any, checkpoint: Path | None) -> None:
-    from rl_training.cli_show import show_result
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="The algorithm's name, such as my_algo.")],
+    like: Annotated[
+        str, typer.Option("--like", help="What to begin with: dqn, sac or ppo.")
+    ] = "dqn",
+    directory: Annotated[
+        Path, typer.Option("--directory", help="Where the files are written.")
+    ] = Path(),
+    debug: DebugOption = False,
+) -> None:
+    """Write the files of a new algorithm: its code, a configuration, a test."""
+    with _reported(debug):
+        from rl_training.tools.new_algorithm import show_next, write_algorithm
+
+        show_next(write_algorithm(name, like, directory))
+
+
+@app.command()
+def doctor(
+    env: Annotated[
+        str | None,
+        typer.Option("--env", help="Check this environment: an id or package.module:Class."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="With --env: env_kwargs.x=..., wrappers=[...]."
+        ),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option("--seconds", min=0.01, max=3600, help="With --env: time to take [3]."),
+    ] = None,
+    algo: Annotated[
+        list[str] | None,
+        typer.Option("--algo", help="With --env: this algorithm too, package.module:SPEC."),
+    ] = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Show versions, devices and extras; with --env, check an environment."""
+    with _reported(debug):
+        if env is not None:
+            from rl_training.tools.doctor.environment import DEFAULT_SECONDS, examine_environment
+
+            passed = examine_environment(
+                env,
+                settings or (),
+                algorithms=algo or (),
+                seconds=seconds or DEFAULT_SECONDS,
+                as_json=as_json,
+            )
+        elif settings or algo or seconds is not None:
+            raise UsageError("--set, --algo and --seconds go with --env; name an environment")
+        else:
+            from rl_training.tools.doctor.machine import examine_machine
+
+            passed = examine_machine(as_json=as_json)
+        raise typer.Exit(0 if passed else 1)
+
+
+@evidence.command("run")
+def run_evidence(
+    config: Annotated[str, typer.Argument(help="A name such as dqn/cartpole, or a file.")],
+    seeds: Annotated[
+        str | None, typer.Option("--seeds", help="Such as 0-4; by default the planned ones.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Set a key; needs --output."),
+    ] = None,
+    jobs: JobsOption = 1,
+    output: CardsOption = None,
+    runs: RunsOption = Path("runs"),
+    fresh: FreshOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Train the seeds of a card and write it, with its picture.
+
+    Run it again after an interruption: finished seeds are kept,
+    interrupted ones resumed. No card is written unless every seed
+    finished.
+    """
+    with _reported(debug):
+        from rl_training.tools.evidence.make import make_card
+        from rl_training.tools.evidence.show import show_card
+
+        path = make_card(
+            config,
+            seeds,
+            settings or (),
+            jobs=jobs,
+            output=output,
+            runs=runs,
+            fresh=fresh,
+            report=typer.echo,
+        )
+        show_card(path)
+
+
+@evidence.command("run-missing")
+def run_missing_evidence(
+    jobs: JobsOption = 1,
+    output: CardsOption = None,
+    runs: RunsOption = Path("runs"),
+    debug: DebugOption = False,
+) -> None:
+    """Make the planned cards that are missing, one after the other."""
+    with _reported(debug):
+        from rl_training.tools.evidence.make import make_card, missing_cards
+        from rl_training.tools.evidence.show import show_card
+
+        missing = missing_cards(output)
+        typer.echo(f"missing: {', '.join(missing) or 'none'}")
+        for name in missing:
+            show_card(make_card(name, jobs=jobs, output=output, runs=runs, report=typer.echo))
+
+
+@evidence.command("reproduce")
+def reproduce_evidence(
+    card: CardArgument,
+    seeds: Annotated[
+        str | None, typer.Option("--seeds", help="Only these of the card's seeds.")
+    ] = None,
+    jobs: JobsOption = 1,
+    runs: RunsOption = Path("runs"),
+    fresh: FreshOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Run a card again; exit code 0 if its figure is reached, 1 if not.
+
+    It passes if the new interquartile mean is at least the low end
+    of the card's interval minus the card's tolerance. There is no
+    upper bound, because better is no failure.
+    """
+    with _reported(debug):
+        from rl_training.tools.evidence.card import find_card
+        from rl_training.tools.evidence.reproduce import reproduce
+        from rl_training.tools.evidence.show import show_reproduction
+
+        path = find_card(card)
+        outcome = reproduce(path, seeds, jobs=jobs, runs=runs, fresh=fresh, report=typer.echo)
+        show_reproduction(outcome)
+        raise typer.Exit(0 if outcome.passed else 1)
+
+
+@evidence.command("list")
+def list_evidence(output: CardsOption = None, debug: DebugOption = False) -> None:
+    """List the cards with their figures, and the planned ones that are missing."""
+    with _reported(debug):
+        from rl_training.tools.evidence.show import show_cards
+
+        show_cards(output)
+
+
+@evidence.command("plot")
+def plot_evidence(card: CardArgument, debug: DebugOption = False) -> None:
+    """Draw the picture of a card: beside its file, or of a name in evidence."""
+    with _reported(debug):
+        from rl_training.tools.evidence.card import CARDS, find_card, read_card
+        from rl_training.tools.evidence.plot import draw_card
+
+        file = find_card(card)
+        # A packaged card may lie in site-packages, where nothing should be written.
+        path = card.with_suffix(".png") if file == card else CARDS / f"{card}.png"
+        draw_card(read_card(file), path)
+        typer.echo(f"picture: {path}")
+
+
+def _train_one(config: TrainConfig, checkpoint: Path | None) -> None:
     from rl_training.experiment.registry import train_config
     from rl_training.runtime.console import ConsoleProgress
     from rl_training.runtime.result import TrainingInterrupted
+    from rl_training.tools.show import show_result
 
     console = ConsoleProgress()
     try:
@@ -251,13 +449,13 @@ def _train_one(config: Any, checkpoint: Path | None) -> None:
     show_result(result)
 
 
-def _train_seeds(config: Any, seeds: str, jobs: int) -> None:
-    from rl_training.cli_show import show_experiment
+def _train_seeds(config: TrainConfig, seeds: str, jobs: int) -> None:
     from rl_training.experiment.manager import (
         ExperimentInterrupted,
         ExperimentManager,
         parse_seeds,
     )
+    from rl_training.tools.show import show_experiment
 
     manager = ExperimentManager(config, parse_seeds(seeds), jobs=jobs, report=typer.echo)
     typer.echo(f"experiment directory: {manager.directory}")
@@ -271,22 +469,15 @@ def _train_seeds(config: Any, seeds: str, jobs: int) -> None:
         raise typer.Exit(1)
 
 
-def _open(checkpoint: Path, **options: Any) -> Any:
-    """The checkpoint and its configuration, after a word about damaged ones."""
+def _load(path: Path, best: bool, device: str | None) -> ManagedAlgorithm:
+    from rl_training.api.managed import load_any
     from rl_training.experiment.registry import open_checkpoint
 
-    found, config = open_checkpoint(checkpoint, **options)
-    for reason in found.skipped:
+    checkpoint, _ = open_checkpoint(path, best=best)
+    _show_skipped(checkpoint)
+    return load_any(checkpoint.path, device=device)
+
+
+def _show_skipped(checkpoint: Checkpoint) -> None:
+    for reason in checkpoint.skipped:
         typer.echo(f"passed over a damaged checkpoint: {reason}", err=True)
-    return found, config
-
-
-def _load(checkpoint: Path, best: bool, device: str | None) -> Any:
-    from rl_training.api.managed import load_any
-
-    found, _ = _open(checkpoint, best=best)
-    return load_any(found.path, device=device)
-
-
-register(app)
-register_evidence(app, _reported)

@@ -1,28 +1,29 @@
-"""What the command line shows: results, tables, and observations read from text."""
+"""What the command line prints: results and tables."""
 
 from __future__ import annotations
 
 import json
 import shlex
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rl_training.errors import UsageError
-from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.config_loading import packaged_configs
-from rl_training.experiment.experiment_result import ExperimentResult
-from rl_training.experiment.files import jsonable
-from rl_training.experiment.runs import list_runs
+from rl_training.config.loading import packaged_configs
+from rl_training.experiment.registry import get_spec
 from rl_training.runtime.compatibility import in_plain_words
-from rl_training.runtime.evaluator import Evaluation
-from rl_training.runtime.result import TrainResult, command_line
-from rl_training.runtime.spec import all_specs
+from rl_training.runtime.result import command_line
+from rl_training.runtime.spec_table import all_specs
+from rl_training.storage.files import jsonable
+from rl_training.storage.runs import list_runs
+
+if TYPE_CHECKING:
+    from rl_training.config.train_config import TrainConfig
+    from rl_training.experiment.experiment_result import ExperimentResult
+    from rl_training.runtime.evaluator import Evaluation
+    from rl_training.runtime.result import TrainResult
 
 
 def show_result(result: TrainResult) -> None:
@@ -45,10 +46,10 @@ def show_result(result: TrainResult) -> None:
 
 
 def show_evaluation(config: TrainConfig, evaluation: Evaluation, *, as_json: bool) -> None:
-    """The result of an evaluation, for people or as JSON."""
+    """The returns of an evaluation, for people or as JSON."""
     if as_json:
         values = {
-            "algo": config.algo,
+            "algo": get_spec(config.algo).name,
             "env_id": config.to_plain()["env_id"],
             "eval_return_mean": evaluation.mean,
             "eval_return_std": evaluation.std,
@@ -103,16 +104,16 @@ def show_everything(directory: Path) -> None:
     for name in packaged_configs():
         configs.add_row(name)
     console.print(configs)
-    found = list_runs(directory)
-    if not found:
+    runs = list_runs(directory)
+    if not runs:
         print(f"no runs under {directory}")
         return
-    runs = Table(title=f"Runs under {directory}")
-    runs.add_column("run", overflow="fold")  # a path cut short is of no use
+    table = Table(title=f"Runs under {directory}")
+    table.add_column("run", overflow="fold")  # a path cut short is of no use
     for column in ("algorithm", "environment", "seed", "steps", "status", "return"):
-        runs.add_column(column)
-    for run in found:
-        runs.add_row(
+        table.add_column(column)
+    for run in runs:
+        table.add_row(
             Text(str(run.path)),
             Text(run.algo),
             Text(run.env_id),
@@ -121,39 +122,7 @@ def show_everything(directory: Path) -> None:
             run.status,
             _number(run.eval_return_mean, 2),
         )
-    console.print(runs)
-
-
-def parse_observation(text: str) -> tuple[Any, Any]:
-    """An observation, and what was said of whether it starts an episode, from JSON."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(
-            f"observation: expected JSON such as [0.1, 0.2] or "
-            f'{{"observation": [0.1, 0.2], "episode_start": true}}, found {text.strip()[:80]!r} '
-            f"({error})"
-        ) from None
-    if not isinstance(value, dict):
-        return value, None
-    if unknown := value.keys() - {"observation", "episode_start"}:
-        raise UsageError(
-            f"observation: expected the keys observation and episode_start, found "
-            f"{sorted(unknown)[0]!r}"
-        )
-    if "observation" not in value:
-        raise UsageError('observation: expected a key "observation", found none')
-    return value["observation"], value.get("episode_start")
-
-
-def input_lines() -> Iterator[str]:
-    """The lines of standard input that are not blank."""
-    try:
-        for line in sys.stdin:
-            if line.strip():
-                yield line
-    except UnicodeDecodeError as error:
-        raise UsageError(f"standard input: expected UTF-8 text, found {error.reason}") from None
+    console.print(table)
 
 
 def _console() -> Console:
@@ -164,5 +133,5 @@ def _console() -> Console:
     return console
 
 
-def _number(value: Any, digits: int) -> str:
+def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"

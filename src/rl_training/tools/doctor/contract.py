@@ -1,0 +1,245 @@
+"""Random play in one environment, in which every answer is checked against Gymnasium's contract.
+
+Not by `runtime.episodes`, which trusts the contract: here nothing is, before it has been checked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from gymnasium import spaces
+
+from rl_training.envs.factory import Env
+from rl_training.envs.snapshots.probe import endless_actions
+from rl_training.tools.doctor.report import Finding, Mark
+
+Arrays: TypeAlias = list[tuple[np.ndarray, np.ndarray]]
+Space: TypeAlias = spaces.Space[Any]
+
+SEED = 1
+MOST_STEPS = 10_000
+LARGE_OBSERVATION = 100.0
+_KEPT = {
+    "api": "reset and step return what Gymnasium asks for",
+    "spaces": "observations have the structure and shape of their space",
+    "dtypes": "observations have the dtype of their space",
+    "ranges": "no observation was outside the bounds of its space",
+    "finite": "no NaN or infinity was met",
+    "aliasing": "every observation is an array of its own",
+}
+"""What is reported of a topic without problems."""
+
+
+class Episode(NamedTuple):
+    """How long an episode was, and the flags it ended with."""
+
+    length: int
+    terminated: bool
+    truncated: bool
+
+
+class EnvBroken(Exception):
+    """The environment cannot be stepped any further."""
+
+
+@dataclass(kw_only=True)
+class Play:
+    """What random play measured and met; `problems` holds the first of each sort."""
+
+    steps: int = 0
+    step_seconds: float = 0.0
+    reset_seconds: list[float] = field(default_factory=list)
+    episodes: list[Episode] = field(default_factory=list)
+    largest_observation: float = 0.0
+    problems: dict[tuple[str, str], Finding] = field(default_factory=dict)
+    broken: bool = False
+
+    @property
+    def steps_per_second(self) -> float:
+        """Speed of the environment alone."""
+        return self.steps / self.step_seconds if self.step_seconds else 0.0
+
+    def note(self, mark: Mark, topic: str, text: str, where: str = "") -> None:
+        """Keep the first problem of its topic and place."""
+        when = f" (first seen at step {self.steps})" if self.steps else " (in the first reset)"
+        self.problems.setdefault((topic, where), Finding(mark, topic, f"{where}{text}{when}"))
+
+
+def random_play(
+    env: Env, *, seconds: float, most_steps: int = MOST_STEPS, seed: int = SEED
+) -> Play:
+    """Random actions until the time is up, at least two; every answer is checked."""
+    play = Play()
+    try:
+        for name in ("observation_space", "action_space"):
+            if not isinstance(getattr(env, name, None), spaces.Space):
+                raise EnvBroken(f"expected a gymnasium.Space as {name}, found none")
+        _play(env, play, deadline=time.perf_counter() + seconds, most_steps=most_steps, seed=seed)
+    except EnvBroken as error:
+        play.broken = True
+        play.note("error", "api", str(error))
+    return play
+
+
+def contract_findings(play: Play) -> list[Finding]:
+    """A line per topic: its problems, or that there were none."""
+    findings = []
+    for topic, text in _KEPT.items():
+        problems = [finding for finding in play.problems.values() if finding.topic == topic]
+        kept = [] if play.broken else [Finding("ok", topic, text)]
+        findings += problems or kept
+    largest = play.largest_observation
+    if np.isfinite(largest) and largest > LARGE_OBSERVATION:
+        text = f"observations reach {largest:.4g}: set normalize_observations: true"
+        findings.append(Finding("note", "scale", text))
+    return findings
+
+
+def _play(env: Env, play: Play, *, deadline: float, most_steps: int, seed: int) -> None:
+    actions = endless_actions(env, seed=seed)
+    before = _check_observation(play, env, _reset(env, play, seed), [])
+    length = 0
+    while play.steps < most_steps and (play.steps < 2 or time.perf_counter() < deadline):
+        obs, terminated, truncated = _step(env, play, next(actions))
+        length += 1
+        before = _check_observation(play, env, obs, before)
+        if terminated or truncated:
+            play.episodes.append(Episode(length, terminated, truncated))
+            before, length = _check_observation(play, env, _reset(env, play, None), before), 0
+
+
+def _reset(env: Env, play: Play, seed: int | None) -> object:
+    # Both arguments, as a vector environment passes them in training.
+    result, seconds = _timed("reset", partial(env.reset, seed=seed, options=None))
+    play.reset_seconds.append(seconds)
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise EnvBroken(f"expected (observation, info) from reset, found {_described(result)}")
+    obs, info = result
+    if not isinstance(info, dict):
+        play.note("error", "api", f" of reset: expected a dict, found {_described(info)}", "info")
+    return obs
+
+
+def _step(env: Env, play: Play, action: object) -> tuple[object, bool, bool]:
+    play.steps += 1
+    result, seconds = _timed("step", partial(env.step, action))
+    play.step_seconds += seconds
+    if not isinstance(result, tuple) or len(result) != 5:
+        raise EnvBroken(
+            "expected (observation, reward, terminated, truncated, info) from step, found "
+            f"{_described(result)}"
+        )
+    obs, reward, terminated, truncated, info = result
+    if not isinstance(reward, (int, float, np.generic, np.ndarray)) or np.ndim(reward) != 0:
+        play.note("error", "api", f": expected a number, found {_described(reward)}", "reward")
+    elif not np.isfinite(reward):
+        play.note("error", "finite", f" is {reward}; training would stop here", "reward")
+    for name, flag in {"terminated": terminated, "truncated": truncated}.items():
+        if not isinstance(flag, (bool, np.bool_)):
+            mark: Mark = "warning" if isinstance(flag, (int, np.integer)) else "error"
+            play.note(mark, "api", f": expected a bool, found {_described(flag)}", name)
+    if not isinstance(info, dict):
+        play.note("error", "api", f" of step: expected a dict, found {_described(info)}", "info")
+    return obs, bool(np.any(terminated)), bool(np.any(truncated))
+
+
+def _timed(name: str, call: Callable[[], object]) -> tuple[object, float]:
+    started = time.perf_counter()
+    try:
+        result = call()
+    except Exception as error:
+        hint = ""
+        if name == "reset" and isinstance(error, TypeError):
+            hint = "; it must take the arguments seed=None and options=None"
+        raise EnvBroken(f"{name} raised {type(error).__name__}: {error}{hint}") from error
+    return result, time.perf_counter() - started
+
+
+def _check_observation(play: Play, env: Env, obs: object, before: Arrays) -> Arrays:
+    """Check an observation, and that the arrays of the one `before` it have not changed.
+
+    Gives the arrays of this one, each with a copy to compare it with at the next step.
+    """
+    if any(array.tobytes() != saved.tobytes() for array, saved in before):
+        play.note(
+            "warning",
+            "aliasing",
+            "an observation changed when the next one was made: the environment reuses its array. "
+            "This package copies each one; other code that keeps them would see them change. "
+            "Return a copy",
+        )
+    arrays = []
+    for name, space, value in _leaves(env.observation_space, obs, "observation"):
+        for mark, topic, text in leaf_problems(space, value):
+            play.note(mark, topic, text, name)
+        if isinstance(value, np.ndarray) and value.dtype != object:
+            arrays.append((value, value.copy()))
+            # Bytes are images, whose range is known.
+            scaled = value.dtype.kind in "iuf" and value.dtype != np.uint8
+            if isinstance(space, spaces.Box) and value.size and scaled:
+                play.largest_observation = max(play.largest_observation, float(np.abs(value).max()))
+    return arrays
+
+
+def _leaves(space: Space, obs: object, name: str) -> Iterator[tuple[str, Space, object]]:
+    """The parts of an observation with their spaces; whole if its structure is another."""
+    parts: list[tuple[object, Space, object]]
+    if isinstance(space, spaces.Dict) and isinstance(obs, dict) and obs.keys() == space.keys():
+        parts = [(key, part, obs[key]) for key, part in space.items()]
+    elif isinstance(space, spaces.Tuple) and isinstance(obs, tuple) and len(obs) == len(space):
+        parts = [(index, part, obs[index]) for index, part in enumerate(space)]
+    else:
+        yield name, space, obs
+        return
+    for key, part, value in parts:
+        yield from _leaves(part, value, f"{name}[{key!r}]")
+
+
+def leaf_problems(space: Space, value: object) -> Iterator[Finding]:
+    """What is wrong with one part of an observation."""
+    if not isinstance(space, spaces.Box):
+        if not space.contains(value):
+            yield Finding("error", "spaces", f" is {_described(value)}, which is not in {space}")
+        return
+    if not isinstance(value, (np.ndarray, np.generic)):
+        yield Finding("error", "dtypes", f": expected a NumPy array, found {_described(value)}")
+        return
+    if value.shape != space.shape:
+        yield Finding("error", "spaces", f": expected shape {space.shape}, found {value.shape}")
+        return
+    if value.dtype != space.dtype:
+        converts = np.can_cast(value.dtype, space.dtype, "same_kind")
+        effect = "it is converted" if converts else "it cannot be converted"
+        text = f": expected {space.dtype}, found {value.dtype}; {effect} in training"
+        yield Finding("warning" if converts else "error", "dtypes", text)
+    yield from _number_problems(space, np.asarray(value))
+
+
+def _number_problems(space: spaces.Box, value: np.ndarray) -> Iterator[Finding]:
+    if value.dtype.kind not in "biuf":
+        return
+    if not np.isfinite(value).all():
+        yield Finding("error", "finite", " has NaN or infinity in it; training would stop here")
+    elif (np.abs(value.astype(np.float64)) > np.finfo(np.float32).max).any():
+        text = " has numbers too large for float32, which training uses; it would stop here"
+        yield Finding("error", "finite", text)
+    for outside, bound, side in (
+        (value < space.low, space.low, "below the lower"),
+        (value > space.high, space.high, "above the upper"),
+    ):
+        if outside.any():
+            index = tuple(int(axis[0]) for axis in np.nonzero(outside))
+            text = f"{list(index)} is {value[index]}, {side} bound {bound[index]} of its space"
+            yield Finding("warning", "ranges", text)
+
+
+def _described(value: object) -> str:
+    if isinstance(value, (tuple, list, dict)):
+        return f"a {type(value).__name__} of {len(value)}"
+    shape = f" of shape {value.shape}" if isinstance(value, np.ndarray) else f" {value!r:.60}"
+    return f"{type(value).__name__}{shape}"

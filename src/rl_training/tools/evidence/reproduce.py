@@ -1,0 +1,107 @@
+"""Reproduces an evidence card: trains its seeds again and compares the figure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl_training.errors import UsageError
+from rl_training.experiment.manager import ExperimentManager, parse_seeds
+from rl_training.experiment.registry import resolve_config
+from rl_training.storage.files import write_json
+from rl_training.tools.evidence.card import Card, Figures, SeedRecord, read_card, seeds_text
+from rl_training.tools.evidence.seeds import RUNS, Report, figures_over, train_seeds
+
+COMPARED_NAME = "reproduction.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduction:
+    """A card's seeds run again; `old` and `expected` are of those seeds alone."""
+
+    old: tuple[SeedRecord, ...]
+    new: tuple[SeedRecord, ...]
+    expected: Figures
+    iqm: float
+    tolerance: float
+
+    @property
+    def bound(self) -> float:
+        """The least interquartile mean that passes."""
+        return self.expected.interval_95[0] - self.tolerance
+
+    @property
+    def passed(self) -> bool:
+        """Whether the figure was reached; one-sided, because better is no failure."""
+        return self.iqm >= self.bound
+
+    @property
+    def identical(self) -> bool:
+        """Whether every return of every evaluation is the same to the last bit."""
+        return [_outcome(seed) for seed in self.old] == [_outcome(seed) for seed in self.new]
+
+
+def reproduce(
+    path: Path,
+    seeds: str | None = None,
+    *,
+    jobs: int = 1,
+    runs: Path = RUNS,
+    fresh: bool = False,
+    report: Report = print,
+) -> Reproduction:
+    """Run a card's configuration again, with all of its seeds or some, and compare.
+
+    The runs lie under `runs`/reproduce. An interrupted reproduction goes on where it stopped; one
+    that came to its comparison is discarded by the next.
+    """
+    card = read_card(path)
+    requested = tuple(parse_seeds(seeds)) if seeds else card.seed_numbers
+    if unknown := sorted(set(requested) - set(card.seed_numbers)):
+        raise UsageError(
+            f"--seeds: expected some of the card's {seeds_text(card.seed_numbers)}, found "
+            f"{unknown[0]}"
+        )
+    config = resolve_config(card.configuration).config
+    directory = runs / "reproduce" / f"{card.config.replace('/', '-')}-{card.digest[:8]}"
+    compared = (directory / COMPARED_NAME).exists()
+    manager = ExperimentManager(config, requested, jobs=jobs, directory=directory, report=report)
+    report(f"{card.config}: the seeds run in {directory}")
+    records = train_seeds(manager, fresh=fresh or compared).records
+    old = {record.seed: record for record in card.seeds}
+    outcome = compare(card, tuple(old[seed] for seed in requested), records)
+    write_json(directory / COMPARED_NAME, _comparison(card, outcome))
+    return outcome
+
+
+def compare(card: Card, old: tuple[SeedRecord, ...], new: tuple[SeedRecord, ...]) -> Reproduction:
+    """Compare new records of all or some of a card's seeds with its records of the same seeds.
+
+    Some of the seeds can lie below the interval of all of them, so they get their own interval.
+    """
+    whole = {record.seed for record in old} == set(card.seed_numbers)
+    return Reproduction(
+        old=old,
+        new=new,
+        expected=card.figures if whole else figures_over([record.return_mean for record in old]),
+        iqm=figures_over([record.return_mean for record in new]).iqm,
+        tolerance=card.tolerance,
+    )
+
+
+def _outcome(record: SeedRecord) -> tuple[Any, ...]:
+    return record.return_mean, record.return_std, record.episodes, record.curve
+
+
+def _comparison(card: Card, outcome: Reproduction) -> dict[str, Any]:
+    return {
+        "card": card.digest,
+        "old": {record.seed: record.return_mean for record in outcome.old},
+        "new": {record.seed: record.return_mean for record in outcome.new},
+        "expected": outcome.expected.to_plain(),
+        "iqm": outcome.iqm,
+        "bound": outcome.bound,
+        "passed": outcome.passed,
+        "identical": outcome.identical,
+    }

@@ -1,0 +1,73 @@
+"""What the command `predict` does: actions for observations, and the picture of one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from rl_training.errors import UsageError
+from rl_training.runtime.threads import threads
+from rl_training.tools.explain import check_path
+
+if TYPE_CHECKING:
+    from rl_training.api.managed import ManagedAlgorithm
+    from rl_training.data.types import PolicyState
+
+
+def check_explain(path: Path, observation: str | None) -> None:
+    """Refuse a picture that cannot be drawn, before anything is loaded."""
+    if observation is None:
+        raise UsageError("--explain draws one observation; give it with --observation")
+    check_path(path)
+
+
+def show_actions(
+    managed: ManagedAlgorithm, observation: str | None, *, stochastic: bool, explain: Path | None
+) -> None:
+    """Print the action for the observation, or for each line of standard input, as JSON."""
+    state: PolicyState | None = None
+    with threads(managed.config):
+        for line in [observation] if observation is not None else input_lines():
+            obs, starts = parse_observation(line)
+            action, state = managed.predict(obs, state, starts, deterministic=not stochastic)
+            picture = None if explain is None else managed.explain(obs, explain)
+            typer.echo(json.dumps({"action": action.tolist()}))
+            if picture is not None:
+                typer.echo(f"written: {picture}", err=True)
+
+
+def parse_observation(text: str) -> tuple[Any, Any]:
+    """An observation from JSON, and whether it starts an episode, None if that was left out."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"observation: expected JSON such as [0.1, 0.2] or "
+            f'{{"observation": [0.1, 0.2], "episode_start": true}}, found {text.strip()[:80]!r} '
+            f"({error})"
+        ) from None
+    if not isinstance(value, dict):
+        return value, None
+    if unknown := value.keys() - {"observation", "episode_start"}:
+        raise UsageError(
+            f"observation: expected the keys observation and episode_start, found "
+            f"{sorted(unknown)[0]!r}"
+        )
+    if "observation" not in value:
+        raise UsageError('observation: expected a key "observation", found none')
+    return value["observation"], value.get("episode_start")
+
+
+def input_lines() -> Iterator[str]:
+    """The lines of standard input that are not blank."""
+    try:
+        for line in sys.stdin:
+            if line.strip():
+                yield line
+    except UnicodeDecodeError as error:
+        raise UsageError(f"standard input: expected UTF-8 text, found {error.reason}") from None
