@@ -3,17 +3,37 @@ VENV := .venv
 BIN := $(VENV)/bin
 TEST_EXTRAS := dev,atari,box2d,mujoco,pixels,popgym,report
 
-.PHONY: help setup train test check evidence bench clean
+# What `make test-all-pythons` runs on each Python besides a training.
+PYTHONS := 3.10 3.11 3.12 3.13
+QUICK_TESTS := $(wildcard tests/test_*_update.py) $(addprefix tests/test_, package_smoke.py \
+	package_api_exports.py config.py yaml_strict.py checkpointing.py replay_buffer.py \
+	recurrent_replay_buffer.py rollout_buffer.py dqn_trainer_smoke.py ppo_trainer_smoke.py)
+
+.PHONY: help setup train test test-release test-all-pythons check evidence bench clean
 .DEFAULT_GOAL := help
 
 help: ## Show what can be made.
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 train: $(VENV)/.train ## Set up, then train DQN on CartPole and print the result.
 	$(BIN)/rl-training train --config dqn/cartpole
 
 test: $(VENV)/.test check ## Set up, then run every check and every test.
 	$(BIN)/pytest -n 2 --dist worksteal
+
+test-release: $(VENV)/.test ## Build the wheel, install it and all it needs into an empty environment, use it.
+	RELEASE_INSTALL=complete $(BIN)/pytest tests/test_release.py -o timeout=3600
+
+test-all-pythons: $(PYTHONS:%=test-python-%) ## Import, train and run quick tests on Python 3.10 to 3.13 (gigabytes).
+
+# pyenv offers only the versions that are asked for.
+test-python-%: export PYENV_VERSION = $*
+test-python-%: $(VENV)/.test
+	$(BIN)/mypy --python-version $*
+	python$* -m venv .pythons/$*
+	.pythons/$*/bin/pip install --quiet --disable-pip-version-check -c constraints.txt '.[dev]'
+	cd .pythons/$* && bin/rl-training train --config dqn/cartpole --set total_timesteps=2000
+	.pythons/$*/bin/pytest -q $(QUICK_TESTS)
 
 check: $(VENV)/.test ## The fast half of the tests: lint, format, types, import rules.
 	$(BIN)/ruff check .
@@ -30,11 +50,14 @@ setup: $(VENV)/.test ## Create .venv with everything a developer needs.
 $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.train: $(VENV)/bin/pip pyproject.toml constraints.txt
+# Of __init__.py the version is taken.
+SET_UP_FROM := $(VENV)/bin/pip pyproject.toml constraints.txt src/rl_training/__init__.py
+
+$(VENV)/.train: $(SET_UP_FROM)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
 
-$(VENV)/.test: $(VENV)/bin/pip pyproject.toml constraints.txt
+$(VENV)/.test: $(SET_UP_FROM)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(TEST_EXTRAS)]'
 	@touch $@ $(VENV)/.train
 
@@ -43,4 +66,4 @@ bench: $(VENV)/.test ## Measure speed beside other libraries (about an hour; mak
 	$(BIN)/python docs/generate.py
 
 clean: ## Remove the environment and caches.
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .pythons .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
