@@ -1,15 +1,17 @@
-"""Writes the parts of the documents that follow from the code, between their markers.
+"""Writes what follows from the code: parts of the documents, between their markers, and stubs.
 
-python docs/generate.py           # bring README.md, docs/*.md and the cards' pictures up to date
+python docs/generate.py           # bring README.md, docs/*.md, pictures and stubs up to date
 python docs/generate.py --check   # write nothing; fail if one of them is not
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from graphlib import TopologicalSorter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,23 +19,46 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from rl_training.config.base import plain
+from rl_training.config.loading import find_config, packaged_configs
+from rl_training.config.messages import describe_field
+from rl_training.config.schedule import Schedule
+from rl_training.config.strict_yaml import dump_flow, parse_yaml
+from rl_training.config.train_config import TrainConfig
+from rl_training.data.types import EnvSpec
 from rl_training.errors import ConfigError, RLTrainingError
-from rl_training.experiment.config import Schedule, TrainConfig
-from rl_training.experiment.config_base import plain
-from rl_training.experiment.config_loading import find_config, packaged_configs
-from rl_training.experiment.config_words import expected_at
-from rl_training.experiment.evidence_card import Card, Figures, Measured, Published, read_cards
-from rl_training.experiment.evidence_picture import draw_card, is_drawn, shown_name
-from rl_training.experiment.evidence_plan import seeds_text
-from rl_training.experiment.evidence_record import figures_of
 from rl_training.experiment.registry import resolve_config
-from rl_training.experiment.yaml_strict import dump_flow, parse_yaml
+from rl_training.exports import EXPORTS
 from rl_training.runtime.compatibility import in_plain_words
-from rl_training.runtime.spec import AlgorithmSpec, all_specs
+from rl_training.runtime.spec import AlgorithmSpec
+from rl_training.runtime.spec_table import packaged_specs
+from rl_training.tools.evidence.card import (
+    Card,
+    Figures,
+    Published,
+    read_cards,
+    seeds_text,
+)
+from rl_training.tools.evidence.make import planned_cards
+from rl_training.tools.evidence.plot import draw_card, is_drawn
+from rl_training.tools.evidence.seeds import figures_over
+from rl_training.tools.plotting import paper_name
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # the benchmarks are no part of the installed package
+SOURCE = ROOT / "src"
 CARDS = ROOT / "evidence"
 BENCHMARKS = ROOT / "benchmarks" / "results"
+STUB_HEADER = "# Generated from rl_training/exports.py by docs/generate.py; change the table there."
+
+FAMILIES = {
+    "value_based": ("dqn", "qr_dqn", "c51"),
+    "recurrent": ("drqn", "recurrent_ppo"),
+    "actor_critic": ("sac", "tqc", "redq", "td3"),
+    "pixels": ("drq", "drqv2"),
+    "ppo": ("ppo",),
+}
+"""The page of each algorithm, docs/<family>.md."""
 
 WRONG = """\
 # wrong.yaml
@@ -51,22 +76,73 @@ algo_kwargs:
 
 def generated_parts() -> dict[str, dict[str, str]]:
     """The text between each pair of markers, by file and by the markers' name."""
-    models = [TrainConfig, Schedule, *(spec.hyper for spec in all_specs().values())]
+    models = [TrainConfig, Schedule, *(spec.hyper for spec in packaged_specs().values())]
     check_descriptions(models)
+    cards = evidence_cards(CARDS)
     return {
         "README.md": {
-            "algorithms": algorithm_table(),
-            "results": short_results(evidence_cards(CARDS)),
-            "benchmarks": benchmarks(),
+            "algorithms": algorithm_table("docs/"),
+            "results": short_results(cards),
+            "speed": speed(),
         },
+        "docs/value_based.md": {"reading": reading("value_based")},
+        "docs/recurrent.md": {
+            "reading": reading("recurrent"),
+            "masked": comparison(
+                cards,
+                {
+                    "DRQN": "drqn/cartpole_masked",
+                    "recurrent PPO": "recurrent_ppo/cartpole_masked",
+                    "DQN, feed-forward": "dqn/cartpole_masked",
+                },
+            ),
+            "initial states": comparison(
+                cards,
+                {
+                    "the stored state, refreshed by 8 rows of burn-in": "drqn/cartpole_masked",
+                    "the stored state, unchanged": "drqn/cartpole_masked_stored",
+                    "zeros": "drqn/cartpole_masked_zero",
+                },
+            ),
+        },
+        "docs/actor_critic.md": {
+            "reading": reading("actor_critic"),
+            "update ratio": comparison(
+                cards,
+                {
+                    "SAC, 1 update per step": "sac/pendulum_1500",
+                    "REDQ, 20 updates per step": "redq/pendulum",
+                    "SAC, 1 update per step, for longer": "sac/pendulum",
+                },
+            ),
+            "bias": bias_table(
+                cards, {"`sac`": "sac/inverted_pendulum", "`redq`": "redq/inverted_pendulum"}
+            ),
+        },
+        "docs/pixels.md": {
+            "reading": reading("pixels"),
+            "point": comparison(
+                cards,
+                {"with shifts": "drq/point_pixels", "without shifts": "drq/point_pixels_plain"},
+            ),
+            "pendulum": comparison(
+                cards,
+                {
+                    "DrQ, batches of 64": "drq/pendulum_pixels",
+                    "DrQ-v2, batches of 128": "drqv2/pendulum_pixels",
+                },
+            ),
+        },
+        "docs/ppo.md": {"reading": reading("ppo")},
         "docs/configuration.md": {
             "top-level keys": key_table(TrainConfig),
             "schedule keys": key_table(Schedule),
-            "algorithm keys": "\n\n".join(map(algorithm_section, all_specs().values())),
+            "algorithm keys": "\n\n".join(map(algorithm_section, packaged_specs().values())),
             "mistakes": mistakes_example(),
         },
+        "docs/package_index.md": {"algorithms": algorithm_table()},
         "docs/performance.md": {"benchmarks": benchmarks(), "replay": replay()},
-        "docs/results.md": {"results": results(evidence_cards(CARDS))},
+        "docs/results.md": {"results": results(cards)},
     }
 
 
@@ -80,21 +156,94 @@ def updated(text: str, parts: dict[str, str]) -> str:
     return text
 
 
-def algorithm_table() -> str:
-    """One row per algorithm."""
+def algorithm_table(folder: str | None = None) -> str:
+    """One row per algorithm, which links to its page if there is a folder of pages."""
     header = ("algorithm", "what", "observations", "actions", "packaged configurations")
     configs = {name: _algo_of(name) for name in packaged_configs()}
     rows = (
         (
-            f"`{spec.name}`",
+            f"`{spec.name}`" if folder is None else f"[`{spec.name}`]({folder}{page_of(spec)})",
             f"{spec.title} ({spec.paper})",
             in_plain_words(spec.observations),
             in_plain_words(spec.actions),
             ", ".join(f"`{name}`" for name, algo in configs.items() if algo == spec.name),
         )
-        for spec in all_specs().values()
+        for spec in packaged_specs().values()
     )
     return table(header, rows)
+
+
+def page_of(spec: AlgorithmSpec) -> str:
+    """The file name of the page on an algorithm's family."""
+    for family, members in FAMILIES.items():
+        if spec.name in members:
+            return f"{family}.md"
+    raise SystemExit(f"name the page of {spec.name} in FAMILIES")
+
+
+def reading(family: str) -> str:
+    """The files to read for each algorithm of a family: importers first, networks last."""
+    rows = (
+        (f"`{spec.name}`", ", ".join(f"[`{name}`](../src/rl_training/{name})" for name in files))
+        for spec in packaged_specs().values()
+        if page_of(spec) == f"{family}.md"
+        for files in [reading_order(spec)]
+    )
+    return table(("algorithm", "files, in the order of reading"), rows)
+
+
+def reading_order(spec: AlgorithmSpec) -> list[str]:
+    """What an update is made of: the files of `algorithms`, then those of `models`."""
+    images = "vector" not in spec.observations
+    env = EnvSpec(
+        env_id="example",
+        obs_shape=(9, 84, 84) if images else (4,),
+        obs_dtype="uint8" if images else "float32",
+        action_kind="discrete" if "discrete" in spec.actions else "continuous",
+        num_actions=2 if "discrete" in spec.actions else 0,
+        action_dim=0 if "discrete" in spec.actions else 1,
+    )
+    network = type(spec.model(env, spec.hyper())).__module__.replace(".", "/")
+    start = [f"rl_training/algorithms/{spec.name}", network]
+    importers: dict[str, set[str]] = {name: set() for name in start}
+    waiting = list(start)
+    while waiting:
+        name = waiting.pop()
+        for imported in imported_files(name):
+            if imported not in importers:
+                importers[imported] = set()
+                waiting.append(imported)
+            importers[imported].add(name)
+    found = [f"{name.removeprefix('rl_training/')}.py" for name in _in_order(importers)]
+    return sorted(found, key=lambda name: name.startswith("models"))  # stable
+
+
+def imported_files(name: str) -> list[str]:
+    """The modules of `algorithms` and `models` that one of them imports, sorted."""
+    tree = ast.parse((SOURCE / f"{name}.py").read_text(encoding="utf-8"))
+    found = {
+        path
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.module is not None
+        for path in (
+            node.module.replace(".", "/"),
+            *(f"{node.module.replace('.', '/')}/{alias.name}" for alias in node.names),
+        )
+        if re.match("rl_training/(algorithms|models)/", path)
+    }
+    return sorted(path for path in found if (SOURCE / f"{path}.py").exists())
+
+
+def _in_order(importers: Mapping[str, set[str]]) -> list[str]:
+    """The names, each after those that import it; equals by name."""
+    sorter = TopologicalSorter(importers)
+    sorter.prepare()
+    order: list[str] = []
+    while sorter.is_active():
+        ready = sorted(sorter.get_ready())
+        order += ready
+        sorter.done(*ready)
+    return order
 
 
 def algorithm_section(spec: AlgorithmSpec) -> str:
@@ -107,7 +256,7 @@ def key_table(model: type[BaseModel]) -> str:
     rows = (
         (
             f"`{name}`",
-            _grouped(expected_at(model, (name,))),
+            _grouped(describe_field(model, (name,))),
             _default(field),
             field.description or "",
         )
@@ -129,13 +278,23 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def benchmarks() -> str:
     """The tables of the latest benchmark, and of those of single workloads after it."""
-    sys.path.insert(0, str(ROOT))  # the benchmarks are no part of the installed package
     from benchmarks.summary import markdown_tables
 
+    return "\n\n".join(map(markdown_tables, latest_benchmarks()))
+
+
+def speed() -> str:
+    """The same in one table, of the ratios alone."""
+    from benchmarks.summary import speed_table
+
+    return speed_table(latest_benchmarks())
+
+
+def latest_benchmarks() -> list[dict[str, Any]]:
+    """The latest benchmark of all workloads, and those of single ones after it."""
     files = [BENCHMARKS / "latest.json", *sorted(BENCHMARKS.glob("latest-*.json"))]
     newest, *others = [json.loads(path.read_text(encoding="utf-8")) for path in files]
-    newer = [results for results in others if results["date"] > newest["date"]]
-    return "\n\n".join(map(markdown_tables, [newest, *newer]))
+    return [newest, *(results for results in others if results["date"] > newest["date"])]
 
 
 def replay() -> str:
@@ -190,36 +349,92 @@ def results(cards: dict[str, Card]) -> str:
         for name, card in cards.items()
     )
     sections = (_card_section(name, card) for name, card in cards.items())
-    return "\n\n".join([table(header, rows), *sections])
+    missing = ", ".join(f"`{name}`" for name in planned_cards() if name not in cards)
+    note = [f"Planned, but not made yet: {missing}."] if missing else []
+    return "\n\n".join([table(header, rows), *note, *sections])
 
 
 def short_results(cards: dict[str, Card]) -> str:
-    """A row per card, for the README."""
-    header = (
-        "configuration",
-        "steps",
-        "seeds",
-        "interquartile mean [95 %]",
-        "each seed",
-        "published",
-    )
-    rows = (
+    """A row per planned card, for the README; cards that are missing say so."""
+    header = ("configuration", "steps", "seeds", "interquartile mean [95 %]", "lowest", "published")
+    rows = [
         (
             f"[`{name}`](docs/results.md#{name.replace('/', '')})",
             f"{card.budget:,}",
             seeds_text(card.seed_numbers),
             _interval(card),
-            ", ".join(map(_figure, card.returns)),
-            _published(card.published),
+            _figure(card.figures.lowest),
+            _published(card.published, link=False),
         )
         for name, card in cards.items()
+    ]
+    planned = planned_cards().items()
+    rows += [(f"`{n}`", "", plan.seeds, "missing", "", "") for n, plan in planned if n not in cards]
+    return table(header, rows)
+
+
+def comparison(cards: dict[str, Card], names: Mapping[str, str]) -> str:
+    """Cards beside each other, by what is compared."""
+    header = ("", "card", "steps", "seeds", "interquartile mean [95 %]", "lowest seed")
+    rows = (
+        (
+            label,
+            f"[`{name}`](results.md#{name.replace('/', '')})",
+            f"{cards[name].budget:,}",
+            seeds_text(cards[name].seed_numbers),
+            _interval(cards[name]),
+            _figure(cards[name].figures.lowest),
+        )
+        for label, name in names.items()
     )
     return table(header, rows)
 
 
+def bias_table(cards: dict[str, Card], names: Mapping[str, str]) -> str:
+    """How far the critics are off, and what becomes of a policy once it has solved the task."""
+    found = [cards[name] for name in names.values()]
+    spread = ("q_bias_normalized_mean", "q_bias_normalized_std")
+    ends = [[_last(card, name) for card in found] for name in spread]
+    rows = [
+        ("return at the end", *map(_interval, found)),
+        ("Q bias at the end, in mean returns", *map(_bias_figures, ends[0])),
+        ("its spread over states", *map(_bias_figures, ends[1])),
+        ("evaluations below the best one, once it was reached", *map(_relapses, found)),
+    ]
+    links = (f"[{label}](results.md#{name.replace('/', '')})" for label, name in names.items())
+    return table(("", *links), rows)
+
+
+def _last(card: Card, name: str) -> Figures:
+    """The last value that the callbacks of each seed measured, over the seeds."""
+    return figures_over([seed.measured[name].values[-1] for seed in card.seeds])
+
+
+def _relapses(card: Card) -> str:
+    """How many evaluations fell below the best return after it was first reached, and how far."""
+    best = max(point for seed in card.seeds for point in seed.curve.returns)
+    count, falls = 0, []
+    for seed in card.seeds:
+        curve = seed.curve.returns
+        if best not in curve:
+            continue
+        later = range(curve.index(best) + 1, len(curve))
+        count += len(later)
+        falls += [(seed, at) for at in later if curve[at] < best]
+    text = f"{len(falls)} of {count}"
+    for seed, at in falls:
+        bias, spread = (
+            seed.measured[name].values[at]
+            for name in ("q_bias_normalized_mean", "q_bias_normalized_std")
+        )
+        text += f"; to {_figure(seed.curve.returns[at])}, with a bias of {bias:.1f}"
+        text += f" and a spread of {spread:.2f}"
+    return text
+
+
 def _card_section(name: str, card: Card) -> str:
     machine, published = card.machine, card.published
-    title = f"{shown_name(card.configuration['algo'])} on {card.configuration['env_id']}"
+    title = f"{paper_name(card.configuration['algo'])} on {card.configuration['env_id']}"
     seeds = seeds_text(card.seed_numbers)
     facts = [
         f"- Result: interquartile mean {_interval(card)} over seeds {seeds}, lowest "
@@ -235,8 +450,8 @@ def _card_section(name: str, card: Card) -> str:
         f"{machine.memory}), commit {', '.join(map(_short, card.commit.split(', ')))}, with "
         f"{', '.join(f'{package} {version}' for package, version in card.versions.items())}.",
     ]
-    if biases := [s.measured for s in card.seeds if "q_bias_normalized_mean" in s.measured]:
-        facts.insert(1, _bias(biases))
+    if all("q_bias_normalized_mean" in seed.measured for seed in card.seeds):
+        facts.insert(1, _bias(card))
     if card.note:
         facts.append(f"- {card.note}")
     return "\n\n".join(
@@ -245,15 +460,14 @@ def _card_section(name: str, card: Card) -> str:
             f"![Learning curve of {title}](../evidence/{name}.png)",
             "\n".join(facts),
             f"[The card](../evidence/{name}.json), made by `{card.command}`, is checked by:",
-            f"```\nrl-training evidence reproduce evidence/{name}.json\n```",
+            f"```\nrl-training evidence reproduce {name}\n```",
         ]
     )
 
 
-def _bias(measured: list[dict[str, Measured]]) -> str:
+def _bias(card: Card) -> str:
     """The critics' bias at the end of the runs, in units of the mean return."""
-    names = ("q_bias_normalized_mean", "q_bias_normalized_std")
-    mean, spread = (figures_of([seed[name].values[-1] for seed in measured]) for name in names)
+    mean, spread = (_last(card, f"q_bias_normalized_{name}") for name in ("mean", "std"))
     return (
         f"- Q bias at the end, in mean returns: {_bias_figures(mean)}, spread over states "
         f"{_bias_figures(spread)}."
@@ -271,12 +485,12 @@ def _interval(card: Card) -> str:
     return f"{figure} [{_figure(low)}, {_figure(high)}]" if len(card.seeds) > 1 else figure
 
 
-def _published(published: Published | None) -> str:
+def _published(published: Published | None, *, link: bool = True) -> str:
     if published is None:
         return "none known"
     spread = "" if published.return_std is None else f" ± {_figure(published.return_std)}"
     figure = f"{_figure(published.return_mean)}{spread} at {published.steps:,}"
-    return f"{figure} ([source]({published.source}))"
+    return f"{figure} ([source]({published.source}))" if link else figure
 
 
 def _figure(value: float) -> str:
@@ -295,9 +509,22 @@ def check_descriptions(models: Iterable[type[BaseModel]]) -> None:
         raise SystemExit(f"give these fields a description: {', '.join(silent)}")
 
 
+def stub(package: str) -> str:
+    """The `__init__.pyi` of a package, by which type checkers and editors see its exports."""
+    names = sorted(EXPORTS[package].items(), key=lambda item: (item[1], item[0]))
+    lines = [f"from {module} import {name} as {name}" for name, module in names]
+    version = ["", "__version__: str"] if package == "rl_training" else []
+    return "\n".join([STUB_HEADER, "", *lines, *version, ""])
+
+
+def stub_path(package: str) -> Path:
+    """Where the stub of a package is."""
+    return ROOT.joinpath("src", *package.split("."), "__init__.pyi")
+
+
 def main(arguments: list[str]) -> int:
-    """Write the documents and pictures, or with `--check` compare them; the exit code."""
-    stale = [*_stale(), *_stale_pictures()]
+    """Write the documents, pictures and stubs, or with `--check` compare them; the exit code."""
+    stale = [*_stale(), *_stale_pictures(), *_stale_stubs()]
     for path, content in stale:
         if "--check" not in arguments:
             _write(path, content)
@@ -321,6 +548,13 @@ def _stale_pictures() -> Iterator[tuple[Path, Card]]:
         path = CARDS / f"{name}.png"
         if not is_drawn(card, path):
             yield path, card
+
+
+def _stale_stubs() -> Iterator[tuple[Path, str]]:
+    for package in EXPORTS:
+        path = stub_path(package)
+        if not path.exists() or path.read_text(encoding="utf-8") != stub(package):
+            yield path, stub(package)
 
 
 def _write(path: Path, content: str | Card) -> None:
