@@ -1,7 +1,9 @@
 """Benchmarks against other libraries: `python -m benchmarks --workloads W1,W8 --peers sb3,sbx`.
 
-Besides `run`, which is the default: `table` prints a results file as the README's tables, `picture`
-draws it, and `scaling` measures how the cost grows with batch, width and number of environments.
+Besides `run`, which is the default: `table` prints a results file as the documentation's tables,
+`picture` draws it, `scaling` measures how the cost grows with batch, width and number of
+environments, `compare` measures another checkout of this repository beside this one, and `custom`
+the updates of a custom network and a custom loss beside plain torch.
 """
 
 from __future__ import annotations
@@ -11,13 +13,14 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from benchmarks.compare import checkout_of, comparison_table, sides
 from benchmarks.parts import ensemble_times, update_times
 from benchmarks.peers import OURS, PEERS, ROOT, Library, interpreter, interpreters
 from benchmarks.pictures import draw_scaling, draw_speeds
@@ -25,6 +28,7 @@ from benchmarks.runner import Record, machine, measure_all, measure_limits, prep
 from benchmarks.scaling import measure_scaling
 from benchmarks.summary import (
     console_table,
+    custom_table,
     failures,
     fastest_peer,
     markdown,
@@ -35,10 +39,9 @@ from benchmarks.summary import (
     summarise,
 )
 from benchmarks.workloads import WORKLOADS, BenchmarkError, chosen
-from rl_training.experiment.run_metadata import git_state
+from rl_training.storage.runs import git_state
 
 RESULTS = Path(__file__).parent / "results"
-COMMANDS = ("run", "table", "picture", "scaling", "parts", "threads", "ensemble", "replay")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -58,18 +61,33 @@ def parser() -> argparse.ArgumentParser:
     scaling.add_argument("--seconds", type=float, default=4.0, help="per point, roughly")
     for command, peers in ((run, ",".join(PEERS)), (scaling, "sb3")):
         command.add_argument("--peers", default=peers, help="default: %(default)s; '' for none")
+    compare = commands.add_parser(
+        "compare", allow_abbrev=False, help="measure this checkout and another in turns"
+    )
+    compare.add_argument("other", help="the folder of a checkout, or a git revision")
+    compare.add_argument("--workloads", default=",".join(WORKLOADS), help="default: %(default)s")
+    compare.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    compare.add_argument("--scale", type=float, default=1.0, help="of the timed transitions")
+    compare.add_argument("--threads", type=int, default=1, help="default: %(default)s")
+    custom = commands.add_parser("custom", help="updates of a custom network and a custom loss")
+    custom.add_argument("--workloads", default="W1,W1s", help="of DQN; default: %(default)s")
+    custom.add_argument("--rounds", type=int, default=9, help="default: %(default)s")
+    custom.add_argument("--seconds", type=float, default=1.0, help="per variant and round")
     parts = commands.add_parser("parts", help="where the time of ours goes")
     parts.add_argument("--workloads", default=",".join(WORKLOADS), help="default: %(default)s")
     replay = commands.add_parser("replay", help="memory and sampling of stacked images")
     replay.add_argument("--transitions", type=int, default=100_000, help="default: %(default)s")
     replay.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
-    for command in (run, scaling, replay):
+    for command in (run, scaling, compare, custom, replay):
         command.add_argument("--output", type=Path, default=RESULTS, help="a folder")
-    for command in (run, scaling, parts, replay):
+    for command in (run, scaling, compare, custom, parts, replay):
         command.add_argument("--core", type=int, help="to run on; default: the last one")
     commands.add_parser("threads", help="one thread or several, by width and batch")
     commands.add_parser("ensemble", help="an update of REDQ by its number of critics")
-    for name, text in (("table", "print the README's tables"), ("picture", "draw the picture")):
+    for name, text in (
+        ("table", "print the documentation's tables"),
+        ("picture", "draw the picture"),
+    ):
         command = commands.add_parser(name, help=text)
         command.add_argument("results", type=Path, nargs="?", default=RESULTS / "latest.json")
     return top
@@ -176,6 +194,60 @@ def scaling(args: argparse.Namespace) -> int:
     return told(scaling_failures(results))
 
 
+def compare(args: argparse.Namespace) -> int:
+    """Measure this checkout and another, print and save."""
+    if min(args.rounds, args.threads) < 1 or args.scale <= 0:
+        raise BenchmarkError("--rounds and --threads must be at least 1, and --scale above 0")
+    names = chosen(args.workloads, list(WORKLOADS), "--workloads")
+    workloads = [WORKLOADS[name].scaled(args.scale) for name in names]
+    with checkout_of(args.other) as folder:
+        core = prepare(args.core, args.threads)
+        other = git_state(folder, below=":(exclude)benchmarks/results")
+        # The record names a commit in place of a folder, which means nothing elsewhere.
+        commit = other.get("git_commit", "OTHER")[:10]
+        args.given = [commit if text == args.other else text for text in args.given]
+        results = header(args, core) | {
+            "threads": args.threads,
+            "rounds": args.rounds,
+            "workloads": {workload.name: workload.to_plain() for workload in workloads},
+            "other": other,
+            "loads": [],
+        }
+
+        def after_round(runs: list[Record]) -> None:
+            results["loads"].append(os.getloadavg()[0])
+            results.update(versions=versions(runs), runs=without_versions(runs))
+            results["complete"] = len(results["loads"]) == args.rounds
+            save(results, args.output, f"compare-{dated(results)}")
+
+        both = dict.fromkeys(sides(folder, args.threads), interpreter(OURS))
+        measure_all(workloads, both, args.rounds, after_round=after_round)
+    path = save(results, args.output, "compare-latest")
+    print(comparison_table(results))
+    print(f"written: {path}")
+    return told(failures(results))
+
+
+def custom(args: argparse.Namespace) -> int:
+    """Measure updates of a custom network and loss beside plain torch, print and save."""
+    if args.rounds < 1 or args.seconds <= 0:
+        raise BenchmarkError("--rounds must be at least 1, and --seconds above 0")
+    known = [name for name, workload in WORKLOADS.items() if workload.algorithm == "dqn"]
+    names = chosen(args.workloads, known, "--workloads")
+    core = prepare(args.core)
+    results = header(args, core) | {"rounds": args.rounds}
+    results["microseconds"] = {}
+    for name in names:
+        wanted = {"workload": WORKLOADS[name].to_plain(), "seconds": args.seconds}
+        found = run_json(interpreter(OURS), "benchmarks.custom", wanted | {"rounds": args.rounds})
+        results["microseconds"][name] = found
+    save(results, args.output, f"custom-{dated(results)}")
+    path = save(results, args.output, "custom-latest")
+    print(custom_table(results))
+    print(f"written: {path}")
+    return 0
+
+
 def parts(args: argparse.Namespace) -> int:
     """Print the microseconds per transition of each part, as a Markdown table."""
     names = chosen(args.workloads, list(WORKLOADS), "--workloads")
@@ -248,6 +320,35 @@ def load(path: Path) -> dict[str, Any]:
     return results
 
 
+def table(args: argparse.Namespace) -> int:
+    """Print a results file."""
+    results = load(args.results)
+    print((comparison_table if "other" in results else markdown_tables)(results))
+    return 0
+
+
+def picture(args: argparse.Namespace) -> int:
+    """Draw a results file."""
+    results, path = load(args.results), args.results.with_suffix(".png")
+    (draw_scaling if "series" in results else draw_speeds)(results, path)
+    print(f"written: {path}")
+    return 0
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "run": run,
+    "table": table,
+    "picture": picture,
+    "scaling": scaling,
+    "compare": compare,
+    "custom": custom,
+    "parts": parts,
+    "replay": replay,
+    "threads": lambda _: threads(),
+    "ensemble": lambda _: ensemble(),
+}
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run a command; returns the exit code."""
     first = arguments[0] if arguments else ""
@@ -255,19 +356,7 @@ def main(arguments: Sequence[str]) -> int:
     args = parser().parse_args([*default, *arguments])
     args.given = arguments
     try:
-        if args.command == "table":
-            print(markdown_tables(load(args.results)))
-            return 0
-        if args.command == "picture":
-            results, path = load(args.results), args.results.with_suffix(".png")
-            (draw_scaling if "series" in results else draw_speeds)(results, path)
-            print(f"written: {path}")
-            return 0
-        if args.command in ("threads", "ensemble"):
-            return threads() if args.command == "threads" else ensemble()
-        return {"run": run, "scaling": scaling, "parts": parts, "replay": replay}[args.command](
-            args
-        )
+        return COMMANDS[args.command](args)
     except BenchmarkError as error:
         print(error, file=sys.stderr)
         return 2

@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from benchmarks.workloads import Workload, from_plain
@@ -63,8 +64,8 @@ def microseconds(workload: Workload) -> dict[str, float]:
                 run.buffer, "sample" if hasattr(run.buffer, "sample") else "take", "sampling"
             )
             clock.watch(run.algorithm, "update", "gradient")
-            for part in run.algorithm.parts.values():
-                if isinstance(part, Optimizer):
+            for name in run.algorithm.state_names():
+                if isinstance(part := getattr(run.algorithm, name), Optimizer):
                     clock.watch(part, "step", "optimiser")
 
         def on_step(self, run: Any) -> None:
@@ -82,17 +83,18 @@ def microseconds(workload: Workload) -> dict[str, float]:
 
 
 def update_times(widths: Sequence[int], batches: Sequence[int]) -> list[dict[str, float]]:
-    """Microseconds of one DQN update and one action: arrays, tensors, tensors with all threads."""
+    """Microseconds of one DQN update and one action: kernels, tensors, tensors by all threads."""
     import numpy as np
     import torch
     from threadpoolctl import threadpool_limits
 
     from rl_training.algorithms.dqn import DQN, DQNConfig
-    from rl_training.data.types import Batch, EnvSpec, Moment
+    from rl_training.data.types import Batch, Clock, EnvSpec
+    from rl_training.fast.accelerate import accelerate
     from rl_training.models.mlp_q_network import MLPQNetwork
 
     spec = EnvSpec(env_id="made up", obs_shape=(8,), action_kind="discrete", num_actions=4)
-    many, moment, obs = torch.get_num_threads(), Moment(0, 1), np.zeros((1, 8), np.float32)
+    many, clock, obs = torch.get_num_threads(), Clock(0, 1), np.zeros((1, 8), np.float32)
     rows = []
     for width in widths:
         for size in batches:
@@ -106,19 +108,24 @@ def update_times(widths: Sequence[int], batches: Sequence[int]) -> list[dict[str
                 slots=np.arange(size),
             )
             hidden = (width, width)
-            dqn = DQN(MLPQNetwork(8, 4, hidden), DQNConfig(hidden_sizes=hidden), spec)
+            plain, fast = (
+                DQN(MLPQNetwork(8, 4, hidden), DQNConfig(hidden_sizes=hidden), spec)
+                for _ in range(2)
+            )
+            torch.set_num_threads(1)
+            accelerate(fast)
 
-            def work(dqn: DQN = dqn, batch: Batch = batch) -> None:
-                dqn.update(batch, moment)
+            def work(dqn: DQN, batch: Batch = batch) -> None:
+                dqn.update(batch, clock)
                 dqn.greedy(obs)
 
-            ways = {"arrays": (1, True), "tensors": (1, False), f"tensors, {many}": (many, False)}
+            modes = {"kernels": (1, fast), "tensors": (1, plain), f"tensors, {many}": (many, plain)}
             best: dict[str, float] = {}
-            for way, (threads, on_host) in [*ways.items()] * 3:
+            for mode, (threads, dqn) in [*modes.items()] * 3:
                 torch.set_num_threads(threads)
-                dqn.learns_on_host = on_host
                 with threadpool_limits(1, user_api="blas"):
-                    best[way] = min(best.get(way, float("inf")), _microseconds(work))
+                    took = _microseconds(partial(work, dqn))
+                best[mode] = min(best.get(mode, float("inf")), took)
             rows.append({"width": width, "batch": size, **best})
     torch.set_num_threads(many)
     return rows
@@ -137,9 +144,10 @@ def ensemble_times(counts: Sequence[int], rounds: int = 5) -> list[dict[str, flo
     from benchmarks.limits import gflops, sac_flops
     from benchmarks.workloads import W5
     from rl_training.algorithms.redq import REDQ, REDQConfig
-    from rl_training.data.types import Batch, EnvSpec, Moment
-    from rl_training.models.mlp_actor_critics import MLPActorCritics
-    from rl_training.runtime.host_memory import keep_freed_memory
+    from rl_training.data.types import Batch, Clock, EnvSpec
+    from rl_training.fast.accelerate import accelerate
+    from rl_training.models.mlp_actor_q_ensemble import MLPActorQEnsemble
+    from rl_training.runtime.process import keep_freed_memory
 
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -157,13 +165,14 @@ def ensemble_times(counts: Sequence[int], rounds: int = 5) -> list[dict[str, flo
     agents = {}
     for count in counts:
         hyper = REDQConfig(num_critics=count)
-        agents[count] = REDQ(MLPActorCritics.build(spec, hyper), hyper, spec)
+        agents[count] = REDQ(MLPActorQEnsemble.build(spec, hyper), hyper, spec)
+        accelerate(agents[count])
     best, peak = dict.fromkeys(counts, float("inf")), 0.0
     with threadpool_limits(1, user_api="blas"):
         for _ in range(rounds):
             peak = max(peak, gflops(W5))
             for count, agent in agents.items():
-                took = _microseconds(lambda redq=agent: redq.update(batch, Moment(0, 1)), 2.0)
+                took = _microseconds(lambda redq=agent: redq.update(batch, Clock(0, 1)), 2.0)
                 best[count] = min(best[count], took)
     rows = []
     for count in counts:

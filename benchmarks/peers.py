@@ -25,6 +25,16 @@ class Library:
     title: str
     counts_reset_rows: bool = False
     """Whether a row that only resets is a transition to it, and owes updates."""
+    adapter: str = ""
+    """The module in `libraries/` that runs it, if that has another name."""
+    checkout: Path = ROOT
+    """Whose `src` our package is imported from."""
+    threads: int = 1
+
+    @property
+    def module(self) -> str:
+        """What is run as a process."""
+        return f"benchmarks.libraries.{self.adapter or self.name}"
 
 
 OURS = Library("ours", "rl_training")

@@ -22,6 +22,8 @@ from benchmarks.workloads import Workload, from_plain
 
 STARTED = "BENCHMARK_STARTED"
 """Environment variable with the parent's monotonic clock, just before it started the process."""
+SOURCE = "BENCHMARK_SOURCE"
+"""Environment variable with the folder that our package is to be imported from."""
 
 
 class Probe:

@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import OURS, ROOT, Interpreters, Library, interpreter, tail
-from benchmarks.probe import STARTED
+from benchmarks.probe import SOURCE, STARTED
 from benchmarks.workloads import BenchmarkError, Workload
 
 TIMEOUT_S = 1800
 BUSY = 0.7  # load average from which a run is not to be trusted
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 ONE_THREAD = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
+    **dict.fromkeys(THREADS, "1"),
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
     "JAX_PLATFORMS": "cpu",
     "CUDA_VISIBLE_DEVICES": "",
@@ -42,15 +41,21 @@ def pin(core: int | None) -> int | None:
     return core
 
 
-def run_json(python: Path, module: str, argument: object) -> Record:
+def run_json(
+    python: Path, module: str, argument: object, *, checkout: Path = ROOT, threads: int = 1
+) -> Record:
     """The last line that a module, run as a fresh process, prints: one JSON object.
 
-    Its own argument is JSON too.
+    Its argument is JSON too. The module is this checkout's, our package that of `checkout`,
+    whatever is installed.
     """
+    source = checkout / "src"
     # Without a cache of bytecode only a library that was not installed by pip would compile itself.
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        environment = inherited | ONE_THREAD | {"PYTHONPATH": str(ROOT)}
+        environment = inherited | ONE_THREAD | dict.fromkeys(THREADS, str(threads))
+        environment["PYTHONPATH"] = os.pathsep.join([str(source), str(ROOT)])
+        environment[SOURCE] = str(source)
         environment[STARTED] = repr(time.monotonic())
         try:
             done = subprocess.run(
@@ -83,7 +88,14 @@ def parse_record(output: str, module: str) -> Record:
 
 def measure(library: Library, workload: Workload, python: Path) -> Record:
     """One run of a library on a workload, checked."""
-    record = run_json(python, f"benchmarks.libraries.{library.name}", workload.to_plain())
+    record = run_json(
+        python,
+        library.module,
+        workload.to_plain(),
+        checkout=library.checkout,
+        threads=library.threads,
+    )
+    record["library"] = library.name
     if not record.get("unsupported"):
         check_record(library, workload, record)
     return record
@@ -158,15 +170,19 @@ def measure_limits(workloads: Sequence[Workload]) -> Record:
     return run_json(interpreter(OURS), "benchmarks.limits", plain)
 
 
-def prepare(core: int | None) -> int | None:
-    """Warn if the machine is busy, then pin to one core."""
+def prepare(core: int | None, threads: int = 1) -> int | None:
+    """Warn if the machine is busy, then pin to one core unless there are several threads."""
     load = os.getloadavg()[0]
     if load > BUSY:
         print(
             f"warning: the load average is {load:.1f}; figures taken beside other work mislead, "
             "the ratios of processor time less so"
         )
-    return pin(core)
+    if threads == 1:
+        return pin(core)
+    if core is not None:
+        raise BenchmarkError(f"--core: one core is for one thread, found {threads}; leave it out")
+    return None
 
 
 def machine() -> Record:

@@ -14,6 +14,8 @@ from benchmarks.peers import LIBRARIES
 from benchmarks.runner import BUSY, shown_rate
 from benchmarks.workloads import from_plain
 
+BY_HAND, PACKAGED = "plain torch by hand", "packaged network and loss"
+
 Results = Mapping[str, Any]
 
 
@@ -161,8 +163,40 @@ def environments(results: Results) -> str:
     return ", ".join(dict.fromkeys(w["env_id"] for w in results["workloads"].values()))
 
 
+def speed_table(benchmarks: Sequence[Results]) -> str:
+    """What the README shows: our speed and how many times a peer's it is, one row per workload."""
+    found = {
+        name: (results, {row.library: row for row in summarise(results, name)})
+        for results in benchmarks
+        for name in results["workloads"]
+    }
+    peers = [x for x in LIBRARIES if x != "ours" and any(x in rows for _, rows in found.values())]
+    lines, processors = [], set()
+    for name, (results, rows) in sorted(found.items()):
+        title = from_plain(results["workloads"][name]).title
+        speed = shown_rate(rows["ours"].rate.median) if "ours" in rows else "failed"
+        ratios = (_times_as_fast(results, name, peer, rows.get(peer)) for peer in peers)
+        lines.append([f"{name}: {title}", speed, *ratios])
+        processors.add(results["machine"]["cpu"])
+    dates = sorted({results["date"][:10] for results in benchmarks})
+    header = ["workload", "transitions per second", *(f"times {LIBRARIES[p].title}" for p in peers)]
+    measured = (
+        "The ratios are medians of interleaved rounds with the same hyper-parameters, each run a "
+        f"fresh process with one thread on one core ({' or '.join(sorted(processors))}), measured "
+        f"on {' to '.join(dict.fromkeys((dates[0], dates[-1])))}. A blank: not offered."
+    )
+    return "\n".join([*markdown(header, lines), "", measured])
+
+
+def _times_as_fast(results: Results, workload: str, peer: str, row: Row | None) -> str:
+    if row is None or row.ratio is None:
+        why = _why_none(results, workload, peer)
+        return "" if why == "not offered" else why
+    return f"{row.ratio.median:.2f}"
+
+
 def markdown_tables(results: Results) -> str:
-    """What the README shows: speed with ratios, start-up and memory, and how it was measured."""
+    """What the documentation shows: speed, ratios, start-up, memory, and how it was measured."""
     summaries = {
         name: {row.library: row for row in summarise(results, name)}
         for name in results["workloads"]
@@ -244,6 +278,32 @@ def parts_table(found: Mapping[str, Mapping[str, float]]) -> list[str]:
     parts = next(iter(found.values()), {})
     rows = [[part, *(cell(name, part) for name in found)] for part in parts]
     return markdown(["microseconds per transition", *found], rows)
+
+
+def custom_table(results: Results) -> str:
+    """Microseconds per update, and how many times as fast as two of the variants each one is."""
+    lines: list[str] = []
+    for name, found in results["microseconds"].items():
+        rows = [
+            [
+                variant,
+                f"{median(taken):,.0f}",
+                times(_ratio(found[BY_HAND], taken)),
+                times(_ratio(found[PACKAGED], taken)),
+            ]
+            for variant, taken in found.items()
+        ]
+        columns = ["microseconds per update", f"times {BY_HAND}", f"times {PACKAGED}"]
+        lines += [*markdown([name, *columns], rows), ""]
+    lines.append(
+        f"Over 1: faster. Medians of {results['rounds']} interleaved rounds with the lowest and "
+        f"the highest; processor time of 1 thread on {results['machine']['cpu']}."
+    )
+    return "\n".join(lines)
+
+
+def _ratio(reference: Sequence[float], taken: Sequence[float]) -> Spread | None:
+    return Spread.of(a / b for a, b in zip(reference, taken, strict=True))
 
 
 def _why_none(results: Results, workload: str, library: str) -> str:

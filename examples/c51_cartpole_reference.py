@@ -11,9 +11,10 @@ import argparse
 import gymnasium as gym
 import torch
 
-from rl_training.algorithms.c51 import C51, C51Config
+from rl_training.algorithms.c51 import C51
+from rl_training.config.value_based import C51Config
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.data.types import Moment
+from rl_training.data.types import Clock
 from rl_training.envs.factory import make_vector_env
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.models.mlp_categorical_q_network import MLPCategoricalQNetwork
@@ -58,16 +59,16 @@ def main(steps: int, seed: int) -> float:
     )
 
     for step in range(steps):
-        moment = Moment(step, steps, learning_starts=WARM_UP)
+        clock = Clock(step, steps, learning_starts=WARM_UP)
         transition = collector.step(
-            lambda obs, state, first, now=moment: c51.act(obs, state, first, now, explore=True)
+            lambda obs, state, first, now=clock: c51.act(obs, state, first, now, explore=True)
         )
         replay.add(transition)
         # Two steps, one update. DQN moves one number to one target. Here the atoms of the best
         # action at s' move to r + discount * atom and share their probabilities between the two
         # atoms where they land; the cross-entropy with that distribution is the loss.
-        if not moment.warming_up and step % 2 == 0:
-            metrics = c51.update(replay.sample(hyper.batch_size), moment).metrics
+        if not clock.warming_up and step % 2 == 0:
+            metrics = c51.update(replay.sample(hyper.batch_size), clock).metrics
         if step > WARM_UP and step % 5_000 == 0:
             recent = [episode.episode_return for episode in collector.episodes]
             print(
@@ -78,7 +79,7 @@ def main(steps: int, seed: int) -> float:
     # The final policy, greedy, on environments of its own.
     evaluator = Evaluator(lambda: gym.make(ENV_ID), adapter)
     evaluation = evaluator.evaluate(
-        lambda obs, state, first: c51.act(obs, state, first, moment, explore=False),
+        lambda obs, state, first: c51.act(obs, state, first, clock, explore=False),
         c51.initial_state,
         episodes=20,
         seed=seed,

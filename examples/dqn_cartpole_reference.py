@@ -11,9 +11,10 @@ import argparse
 import gymnasium as gym
 import torch
 
-from rl_training.algorithms.dqn import DQN, DQNConfig
+from rl_training.algorithms.dqn import DQN
+from rl_training.config.value_based import DQNConfig
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.data.types import Moment
+from rl_training.data.types import Clock
 from rl_training.envs.factory import make_vector_env
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.models.mlp_q_network import MLPQNetwork
@@ -47,16 +48,16 @@ def main(steps: int, seed: int) -> float:
     replay = ReplayBuffer(adapter.spec, capacity=steps, gamma=hyper.gamma, seed=seed)
 
     for step in range(steps):
-        moment = Moment(step, steps, learning_starts=WARM_UP)
+        clock = Clock(step, steps, learning_starts=WARM_UP)
         # Act epsilon-greedily once, and keep the transition: the true successor, and whether the
         # episode terminated (a time limit truncates, and still bootstraps).
         transition = collector.step(
-            lambda obs, state, first, now=moment: dqn.act(obs, state, first, now, explore=True)
+            lambda obs, state, first, now=clock: dqn.act(obs, state, first, now, explore=True)
         )
         replay.add(transition)
         # Two steps, one update: the gap between Q(s, a) and r + discount * max Q'(s', .) shrinks.
-        if not moment.warming_up and step % 2 == 0:
-            metrics = dqn.update(replay.sample(hyper.batch_size), moment).metrics
+        if not clock.warming_up and step % 2 == 0:
+            metrics = dqn.update(replay.sample(hyper.batch_size), clock).metrics
         if step > WARM_UP and step % 5_000 == 0:
             recent = [episode.episode_return for episode in collector.episodes]
             print(
@@ -67,7 +68,7 @@ def main(steps: int, seed: int) -> float:
     # The final policy, greedy, on environments of its own.
     evaluator = Evaluator(lambda: gym.make(ENV_ID), adapter)
     evaluation = evaluator.evaluate(
-        lambda obs, state, first: dqn.act(obs, state, first, moment, explore=False),
+        lambda obs, state, first: dqn.act(obs, state, first, clock, explore=False),
         dqn.initial_state,
         episodes=20,
         seed=seed,

@@ -10,12 +10,12 @@ import argparse
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from rl_training.algorithms.drq import DrQ, DrQConfig
+from rl_training.algorithms.drq import DrQ
+from rl_training.config.actor_critic import DrQConfig
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.data.types import Moment
+from rl_training.data.types import Clock
 from rl_training.envs.factory import make_env, make_vector_env
 from rl_training.envs.pixels import stacked_frames
 from rl_training.envs.spaces import SpaceAdapter
@@ -51,15 +51,15 @@ def main(steps: int, seed: int) -> float:
     replay = ReplayBuffer(adapter.spec, capacity=steps, gamma=hyper.gamma, seed=seed)
 
     for step in range(steps):
-        moment = Moment(step, steps, learning_starts=WARM_UP)
+        clock = Clock(step, steps, learning_starts=WARM_UP)
         transition = collector.step(
-            lambda obs, state, first, now=moment: drq.act(obs, state, first, now, explore=True)
+            lambda obs, state, first, now=clock: drq.act(obs, state, first, now, explore=True)
         )
         replay.add(transition._replace(reward=hyper.reward_scale * transition.reward))
         # An update shifts every image by a few pixels, twice. The critics learn, from both, the
         # mean of two targets, each from a shift of the next images with an action of its own.
-        if not moment.warming_up:
-            metrics = drq.update(replay.sample(hyper.batch_size), moment).metrics
+        if not clock.warming_up:
+            metrics = drq.update(replay.sample(hyper.batch_size), clock).metrics
         if step > WARM_UP and step % 500 == 0:
             recent = [episode.episode_return for episode in collector.episodes][-10:]
             loss, mean = metrics["critic_loss"], sum(recent) / len(recent)
@@ -67,7 +67,7 @@ def main(steps: int, seed: int) -> float:
 
     evaluator = Evaluator(lambda: make_env(ENV_ID, **ENV), adapter)
     evaluation = evaluator.evaluate(
-        lambda obs, state, first: drq.act(obs, state, first, moment, explore=False),
+        lambda obs, state, first: drq.act(obs, state, first, clock, explore=False),
         drq.initial_state,
         episodes=5,
         seed=seed,
@@ -76,9 +76,9 @@ def main(steps: int, seed: int) -> float:
 
     # The policy on its own: its weights, loaded again, and a program for any number of images.
     OUTPUT.mkdir(parents=True, exist_ok=True)
-    save_file(Policy(drq.actor).state_dict(), OUTPUT / "policy.safetensors")
+    torch.save(Policy(drq.actor).state_dict(), OUTPUT / "policy.pt")
     policy = Policy(CNNDrQModel.build(adapter.spec, hyper).actor).eval()
-    policy.load_state_dict(load_file(OUTPUT / "policy.safetensors"))
+    policy.load_state_dict(torch.load(OUTPUT / "policy.pt", weights_only=True))
     images = torch.from_numpy(transition.obs).repeat(2, 1, 1, 1)
     program = torch.export.export(policy, (images,), dynamic_shapes=({0: torch.export.Dim.AUTO},))
     torch.export.save(program, OUTPUT / "policy.pt2")

@@ -11,10 +11,11 @@ from functools import partial
 
 import torch
 
-from rl_training.algorithms.drqn import DRQN, DRQNConfig
+from rl_training.algorithms.drqn import DRQN
+from rl_training.config.value_based import DRQNConfig
 from rl_training.data.normalization import ObservationNormalizer
 from rl_training.data.recurrent_replay_buffer import RecurrentReplayBuffer
-from rl_training.data.types import Moment
+from rl_training.data.types import Clock
 from rl_training.envs.factory import make_env, make_vector_env
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.models.recurrent.lstm_q_network import LSTMQNetwork
@@ -62,10 +63,10 @@ def main(steps: int, seed: int) -> float:
     normalizer = ObservationNormalizer(adapter.spec.obs_shape)
 
     def act(obs, state, first, explore=True):
-        return drqn.act(normalizer.array(obs), state, first, moment, explore=explore)
+        return drqn.act(normalizer.array(obs), state, first, clock, explore=explore)
 
     for step in range(0, steps, NUM_ENVS):
-        moment = Moment(step, steps, learning_starts=WARM_UP)
+        clock = Clock(step, steps, learning_starts=WARM_UP)
         transition = collector.step(act)
         replay.add(transition)
         normalizer.observe(transition.obs, transition.valid)
@@ -73,9 +74,9 @@ def main(steps: int, seed: int) -> float:
         # only refresh the stored states, which an older network gave. Each transition then gives an
         # error as in DQN; the loss is the mean of those that the mask leaves, and its gradient goes
         # back through the sequence, so the memory learns what to keep.
-        if not moment.warming_up:
+        if not clock.warming_up:
             batch = normalizer.batch(replay.sample(hyper.batch_size))
-            metrics = drqn.update(batch, moment).metrics
+            metrics = drqn.update(batch, clock).metrics
         if step > WARM_UP and step % 5_000 == 0:
             recent = [episode.episode_return for episode in collector.episodes]
             mean = sum(recent) / len(recent)

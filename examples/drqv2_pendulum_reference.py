@@ -11,9 +11,9 @@ import argparse
 import torch
 
 from rl_training.algorithms.drqv2 import DrQv2
-from rl_training.algorithms.drqv2_config import DrQv2Config
+from rl_training.config.actor_critic import DrQv2Config
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.data.types import Moment
+from rl_training.data.types import Clock
 from rl_training.envs.factory import make_env, make_vector_env
 from rl_training.envs.pixels import stacked_frames
 from rl_training.envs.spaces import SpaceAdapter
@@ -45,16 +45,16 @@ def main(steps: int, seed: int) -> float:
     )
 
     for step in range(steps):
-        moment = Moment(step, steps, learning_starts=WARM_UP)
+        clock = Clock(step, steps, learning_starts=WARM_UP)
         transition = collector.step(
-            lambda obs, state, first, now=moment: agent.act(obs, state, first, now, explore=True)
+            lambda obs, state, first, now=clock: agent.act(obs, state, first, now, explore=True)
         )
         replay.add(transition._replace(reward=hyper.reward_scale * transition.reward))
         # Every other step an update: it shifts every image by a few pixels; the critics and the
         # encoder learn towards r + discount * (the lower target critic, at the actor's action with
         # some noise), and the actor follows the critics without touching the encoder.
-        if not moment.warming_up and step % 2 == 0:
-            metrics = agent.update(replay.sample(hyper.batch_size), moment).metrics
+        if not clock.warming_up and step % 2 == 0:
+            metrics = agent.update(replay.sample(hyper.batch_size), clock).metrics
         if step > WARM_UP and step % 500 == 0:
             recent = [episode.episode_return for episode in collector.episodes][-10:]
             print(
@@ -64,7 +64,7 @@ def main(steps: int, seed: int) -> float:
 
     evaluator = Evaluator(lambda: make_env(ENV_ID, **ENV), adapter)
     evaluation = evaluator.evaluate(
-        lambda obs, state, first: agent.act(obs, state, first, moment, explore=False),
+        lambda obs, state, first: agent.act(obs, state, first, clock, explore=False),
         agent.initial_state,
         episodes=5,
         seed=seed,

@@ -12,9 +12,9 @@ import gymnasium as gym
 import torch
 
 from rl_training.algorithms.ppo import PPO
-from rl_training.algorithms.ppo_config import PPOConfig
+from rl_training.config.ppo import PPOConfig
 from rl_training.data.rollout_buffer import RolloutBuffer
-from rl_training.data.types import Moment
+from rl_training.data.types import Clock
 from rl_training.envs.factory import make_vector_env
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.models.mlp_actor_critic import MLPActorCritic
@@ -54,16 +54,16 @@ def main(steps: int, seed: int) -> float:
     for step in range(0, steps, NUM_ENVS):
         # Sample an action in each environment, and keep the step: the true successors, and
         # whether an episode terminated (a time limit truncates, and still bootstraps).
-        moment = Moment(step, steps)
+        clock = Clock(step, steps)
         rollout.add(
             collector.step(
-                lambda obs, state, first, now=moment: ppo.act(obs, state, first, now, explore=True)
+                lambda obs, state, first, now=clock: ppo.act(obs, state, first, now, explore=True)
             )
         )
         if not rollout.full:
             continue
         # A full rollout: estimate advantages, make a few epochs of clipped steps, and forget it.
-        metrics = ppo.update(rollout.take(), moment).metrics
+        metrics = ppo.update(rollout.take(), clock).metrics
         updates += 1
         if updates % 40 == 0:
             recent = [episode.episode_return for episode in collector.episodes]
@@ -75,7 +75,7 @@ def main(steps: int, seed: int) -> float:
     # The final policy, its most likely actions, on environments of its own.
     evaluator = Evaluator(lambda: gym.make(ENV_ID), adapter)
     evaluation = evaluator.evaluate(
-        lambda obs, state, first: ppo.act(obs, state, first, moment, explore=False),
+        lambda obs, state, first: ppo.act(obs, state, first, clock, explore=False),
         ppo.initial_state,
         episodes=20,
         seed=seed,

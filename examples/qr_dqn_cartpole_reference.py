@@ -11,9 +11,10 @@ import argparse
 import gymnasium as gym
 import torch
 
-from rl_training.algorithms.qr_dqn import QRDQN, QRDQNConfig
+from rl_training.algorithms.qr_dqn import QRDQN
+from rl_training.config.value_based import QRDQNConfig
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.data.types import Moment
+from rl_training.data.types import Clock
 from rl_training.envs.factory import make_vector_env
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.models.mlp_qr_q_network import MLPQRQNetwork
@@ -56,17 +57,17 @@ def main(steps: int, seed: int) -> float:
     )
 
     for step in range(steps):
-        moment = Moment(step, steps, learning_starts=WARM_UP)
+        clock = Clock(step, steps, learning_starts=WARM_UP)
         transition = collector.step(
-            lambda obs, state, first, now=moment: qr_dqn.act(obs, state, first, now, explore=True)
+            lambda obs, state, first, now=clock: qr_dqn.act(obs, state, first, now, explore=True)
         )
         replay.add(transition)
         # Two steps, one update. DQN moves one number to one target. Here every quantile meets every
         # sample of the target, r + discount * (a quantile of the best action at s'). The quantile
         # for the share p is pulled up by the samples above it with weight p and down by those below
         # it with weight 1 - p, so it comes to rest where a share p of them is below.
-        if not moment.warming_up and step % 2 == 0:
-            metrics = qr_dqn.update(replay.sample(hyper.batch_size), moment).metrics
+        if not clock.warming_up and step % 2 == 0:
+            metrics = qr_dqn.update(replay.sample(hyper.batch_size), clock).metrics
         if step > WARM_UP and step % 5_000 == 0:
             recent = [episode.episode_return for episode in collector.episodes]
             print(
@@ -77,7 +78,7 @@ def main(steps: int, seed: int) -> float:
     # The final policy, greedy, on environments of its own.
     evaluator = Evaluator(lambda: gym.make(ENV_ID), adapter)
     evaluation = evaluator.evaluate(
-        lambda obs, state, first: qr_dqn.act(obs, state, first, moment, explore=False),
+        lambda obs, state, first: qr_dqn.act(obs, state, first, clock, explore=False),
         qr_dqn.initial_state,
         episodes=20,
         seed=seed,

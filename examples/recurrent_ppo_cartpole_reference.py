@@ -16,10 +16,11 @@ import argparse
 
 import torch
 
-from rl_training.algorithms.recurrent_ppo import RecurrentPPO, RecurrentPPOConfig
+from rl_training.algorithms.recurrent_ppo import RecurrentPPO
+from rl_training.config.ppo import RecurrentPPOConfig
 from rl_training.data.normalization import ObservationNormalizer
 from rl_training.data.rollout_buffer import RolloutBuffer
-from rl_training.data.types import Moment
+from rl_training.data.types import Clock
 from rl_training.envs.factory import make_env, make_vector_env
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.models.recurrent.actor_critic import RecurrentActorCritic
@@ -57,10 +58,10 @@ def main(steps: int, seed: int) -> float:
     collector.reset([seed * NUM_ENVS + n for n in range(NUM_ENVS)], ppo.initial_state(NUM_ENVS))
 
     def explore(obs, state, first):
-        return ppo.act(normalizer.array(obs), state, first, Moment(0, steps), explore=True)
+        return ppo.act(normalizer.array(obs), state, first, Clock(0, steps), explore=True)
 
     def exploit(obs, state, first):
-        return ppo.act(normalizer.array(obs), state, first, Moment(0, steps), explore=False)
+        return ppo.act(normalizer.array(obs), state, first, Clock(0, steps), explore=False)
 
     for step in range(0, steps, NUM_ENVS):
         # Sample an action in each environment, and keep the step with the states around it: a
@@ -70,8 +71,8 @@ def main(steps: int, seed: int) -> float:
             continue
         # A full rollout: a few epochs of clipped steps on its sequences, then it is forgotten.
         taken = rollout.take()
-        metrics = ppo.update(normalizer.batch(taken), Moment(step, steps)).metrics
-        normalizer.observe(taken.obs, taken.valid)  # for the next one
+        metrics = ppo.update(normalizer.batch(taken), Clock(step, steps)).metrics
+        normalizer.observe(taken.obs.numpy(), taken.valid.numpy())  # for the next one
         if (step + NUM_ENVS) % 10_240 == 0:
             recent = [episode.episode_return for episode in collector.episodes]
             print(

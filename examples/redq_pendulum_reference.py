@@ -11,12 +11,13 @@ import argparse
 import gymnasium as gym
 import torch
 
-from rl_training.algorithms.redq import REDQ, REDQConfig
+from rl_training.algorithms.redq import REDQ
+from rl_training.config.actor_critic import REDQConfig
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.data.types import Moment
+from rl_training.data.types import Clock
 from rl_training.envs.factory import make_vector_env
 from rl_training.envs.spaces import SpaceAdapter
-from rl_training.models.mlp_actor_critics import MLPActorCritics
+from rl_training.models.mlp_actor_q_ensemble import MLPActorQEnsemble
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.evaluator import Evaluator
 
@@ -36,22 +37,22 @@ def main(steps: int, seed: int) -> float:
     collector.reset([seed], state=())
 
     # The agent: an actor and ten critics, whose products are computed side by side.
-    redq = REDQ(MLPActorCritics.build(adapter.spec, hyper), hyper, adapter.spec, seed=seed)
+    redq = REDQ(MLPActorQEnsemble.build(adapter.spec, hyper), hyper, adapter.spec, seed=seed)
     replay = ReplayBuffer(adapter.spec, capacity=steps, gamma=hyper.gamma, seed=seed)
 
     for step in range(steps):
-        moment = Moment(step, steps, learning_starts=WARM_UP)
+        clock = Clock(step, steps, learning_starts=WARM_UP)
         # Act at random at first, then as the policy says: its randomness is the exploration.
         transition = collector.step(
-            lambda obs, state, first, now=moment: redq.act(obs, state, first, now, explore=True)
+            lambda obs, state, first, now=clock: redq.act(obs, state, first, now, explore=True)
         )
         replay.add(transition)
         # Twenty updates for a single step. Each draws two of the ten target critics, and all ten
         # learn towards r + discount * (the lower of the two - alpha * log pi(a')). The last of the
         # twenty also moves the actor, towards what the mean of all ten values.
-        if not moment.warming_up:
+        if not clock.warming_up:
             for _ in range(int(hyper.replay_ratio)):
-                metrics = redq.update(replay.sample(hyper.batch_size), moment).metrics
+                metrics = redq.update(replay.sample(hyper.batch_size), clock).metrics
         if step > WARM_UP and step % 250 == 0:
             recent = [episode.episode_return for episode in collector.episodes]
             print(
@@ -62,7 +63,7 @@ def main(steps: int, seed: int) -> float:
     # The final policy, without its randomness, on environments of its own.
     evaluator = Evaluator(lambda: gym.make(ENV_ID), adapter)
     evaluation = evaluator.evaluate(
-        lambda obs, state, first: redq.act(obs, state, first, moment, explore=False),
+        lambda obs, state, first: redq.act(obs, state, first, clock, explore=False),
         redq.initial_state,
         episodes=20,
         seed=seed,

@@ -11,12 +11,13 @@ import argparse
 import gymnasium as gym
 import torch
 
-from rl_training.algorithms.tqc import TQC, TQCConfig
+from rl_training.algorithms.tqc import TQC
+from rl_training.config.actor_critic import TQCConfig
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.data.types import Moment
+from rl_training.data.types import Clock
 from rl_training.envs.factory import make_vector_env
 from rl_training.envs.spaces import SpaceAdapter
-from rl_training.models.mlp_actor_critics import MLPActorCritics
+from rl_training.models.mlp_actor_q_ensemble import MLPActorQEnsemble
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.evaluator import Evaluator
 
@@ -36,21 +37,21 @@ def main(steps: int, seed: int) -> float:
     collector.reset([seed], state=())
 
     # The agent: an actor, and critics that give quantiles of the return instead of its mean.
-    tqc = TQC(MLPActorCritics.build(adapter.spec, hyper), hyper, adapter.spec, seed=seed)
+    tqc = TQC(MLPActorQEnsemble.build(adapter.spec, hyper), hyper, adapter.spec, seed=seed)
     replay = ReplayBuffer(adapter.spec, capacity=steps, gamma=hyper.gamma, seed=seed)
 
     for step in range(steps):
-        moment = Moment(step, steps, learning_starts=WARM_UP)
+        clock = Clock(step, steps, learning_starts=WARM_UP)
         # Act at random at first, then as the policy says: its randomness is the exploration.
         transition = collector.step(
-            lambda obs, state, first, now=moment: tqc.act(obs, state, first, now, explore=True)
+            lambda obs, state, first, now=clock: tqc.act(obs, state, first, now, explore=True)
         )
         replay.add(transition)
         # One update: the critics' quantiles towards r + discount * (atom - alpha * log pi(a')), the
         # atoms being those of all critics for a fresh a', pooled, without the highest ones. The
         # actor follows the mean of all quantiles; alpha keeps the entropy at its target.
-        if not moment.warming_up:
-            metrics = tqc.update(replay.sample(hyper.batch_size), moment).metrics
+        if not clock.warming_up:
+            metrics = tqc.update(replay.sample(hyper.batch_size), clock).metrics
         if step > WARM_UP and step % 2_000 == 0:
             recent = [episode.episode_return for episode in collector.episodes]
             print(
@@ -61,7 +62,7 @@ def main(steps: int, seed: int) -> float:
     # The final policy, without its randomness, on environments of its own.
     evaluator = Evaluator(lambda: gym.make(ENV_ID), adapter)
     evaluation = evaluator.evaluate(
-        lambda obs, state, first: tqc.act(obs, state, first, moment, explore=False),
+        lambda obs, state, first: tqc.act(obs, state, first, clock, explore=False),
         tqc.initial_state,
         episodes=20,
         seed=seed,

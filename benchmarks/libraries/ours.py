@@ -6,9 +6,12 @@ on, as by default: a row every 1,000 transitions, to a JSON-lines file and to Te
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
-from benchmarks.probe import Probe, main
+from benchmarks.probe import SOURCE, Probe, main
 from benchmarks.workloads import (
     DQNWorkload,
     DRQNWorkload,
@@ -99,8 +102,18 @@ def _soft_settings(w: SACWorkload) -> dict[str, Any]:
     }
 
 
+def check_source() -> None:
+    """Leave if another copy of the package than the one to be measured would be imported."""
+    import rl_training
+
+    expected, found = Path(os.environ[SOURCE]), Path(rl_training.__file__)
+    if expected.resolve() not in found.resolve().parents:
+        sys.exit(f"expected rl_training from {expected}, found {found}; uninstall that copy")
+
+
 def train(workload: Workload, callback: Any) -> None:
-    """A whole run, with a callback."""
+    """A whole run, with a callback; these names are the same in all checkouts to compare."""
+    check_source()
     from rl_training.experiment.registry import resolve_config, train_config
 
     train_config(resolve_config(settings(workload)).config, callbacks=[callback])

@@ -1,0 +1,82 @@
+"""TD3 on Pendulum from the package's own parts, with the loop written out.
+
+    python examples/td3_pendulum_reference.py --steps 10000
+
+`rl-training train --config td3/pendulum` does the same with checkpoints, logs and resume; this
+script is for reading, and a place to start an experiment of your own.
+"""
+
+import argparse
+
+import gymnasium as gym
+import torch
+
+from rl_training.algorithms.td3 import TD3
+from rl_training.config.actor_critic import TD3Config
+from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.types import Clock
+from rl_training.envs.factory import make_vector_env
+from rl_training.envs.spaces import SpaceAdapter
+from rl_training.models.mlp_actor_q_ensemble import MLPActorQEnsemble
+from rl_training.runtime.collector import Collector
+from rl_training.runtime.evaluator import Evaluator
+
+ENV_ID = "Pendulum-v1"
+WARM_UP = 1_000
+
+
+def main(steps: int, seed: int) -> float:
+    torch.manual_seed(seed)
+    torch.set_num_threads(1)
+    hyper = TD3Config(learning_rate=1e-3)
+
+    # The environment: the adapter scales actions, which are in [-1, 1] here, to the torques.
+    envs = make_vector_env(ENV_ID, num_envs=1)
+    adapter = SpaceAdapter(ENV_ID, envs.single_observation_space, envs.single_action_space)
+    collector = Collector(envs, adapter)
+    collector.reset([seed], state=())
+
+    # The agent: an actor that gives one action, two critics, and the update around them.
+    model = MLPActorQEnsemble.build_deterministic(adapter.spec, hyper)
+    td3 = TD3(model, hyper, adapter.spec, seed=seed)
+    replay = ReplayBuffer(adapter.spec, capacity=steps, gamma=hyper.gamma, seed=seed)
+
+    for step in range(steps):
+        clock = Clock(step, steps, learning_starts=WARM_UP)
+        # Act at random at first, then as the policy says, with some noise to explore.
+        transition = collector.step(
+            lambda obs, state, first, now=clock: td3.act(obs, state, first, now, explore=True)
+        )
+        replay.add(transition)
+        # One update: both critics towards r + discount * min Q'(s', a'), where a' is the target
+        # actor's action with a little noise, so that no single action's error is learned; every
+        # second time the actor towards actions that the first critic values, and the targets.
+        if not clock.warming_up:
+            metrics = td3.update(replay.sample(hyper.batch_size), clock).metrics
+        if step > WARM_UP and step % 2_000 == 0:
+            recent = [episode.episode_return for episode in collector.episodes]
+            print(
+                f"step {step:6d}  return {sum(recent) / len(recent):7.1f}  "
+                f"critic loss {metrics['critic_loss']:.3f}  mean Q {metrics['q_value_mean']:.1f}"
+            )
+
+    # The final policy, without noise, on environments of its own.
+    evaluator = Evaluator(lambda: gym.make(ENV_ID), adapter)
+    evaluation = evaluator.evaluate(
+        lambda obs, state, first: td3.act(obs, state, first, clock, explore=False),
+        td3.initial_state,
+        episodes=20,
+        seed=seed,
+    )
+    print(f"final policy: {evaluation.mean:.1f} ± {evaluation.std:.1f} over 20 episodes")
+    evaluator.close()
+    envs.close()
+    return evaluation.mean
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    main(arguments.steps, arguments.seed)
