@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 
 import pytest
 
 # Before torch is imported, here or in a process that a test starts: workers that run side by side
 # would wait for each other's threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+EXTRAS = {
+    "atari": ("ale_py",),
+    "box2d": ("Box2D",),
+    "dmc": ("dm_control", "shimmy"),
+    "mujoco": ("mujoco", "imageio"),
+    "pixels": ("cv2",),
+    "popgym": ("popgym",),
+    "report": ("matplotlib",),
+}
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test marked with extras that are not installed."""
+    for extra in (name for mark in item.iter_markers("extra") for name in mark.args):
+        if lacking := [module for module in EXTRAS[extra] if find_spec(module) is None]:
+            pytest.skip(f"needs the extra {extra}; not installed: {', '.join(lacking)}")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,15 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.redq import REDQ, REDQConfig
-from rl_training.algorithms.sac import SAC, SACConfig
+from rl_training.algorithms.redq import REDQ
+from rl_training.algorithms.sac import SAC
 from rl_training.algorithms.soft_actor_critic import SoftActorCritic
-from rl_training.algorithms.tqc import TQC, TQCConfig
-from rl_training.data.types import Batch, EnvSpec, Moment
-from rl_training.models.mlp_actor_critics import MLPActorCritics
+from rl_training.algorithms.tqc import TQC
+from rl_training.config.actor_critic import REDQConfig, SACConfig, TQCConfig
+from rl_training.data.types import Batch, Clock, EnvSpec
+from rl_training.models.mlp_actor_q_ensemble import MLPActorQEnsemble
 
 SPEC = EnvSpec(env_id="toy", obs_shape=(3,), action_kind="continuous", action_dim=2)
-LEARNING = Moment(100, 1000, 10)
+LEARNING = Clock(100, 1000, 10)
 KINDS: dict[str, tuple[type[SoftActorCritic], Any]] = {
     "sac": (SAC, SACConfig),
     "tqc": (TQC, TQCConfig),
@@ -30,7 +31,7 @@ def make(algo: str, seed: int = 0, **hyper: Any) -> SoftActorCritic:
     settings = config(**{"hidden_sizes": (16, 16), **hyper})
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = MLPActorCritics.build(SPEC, settings)
+        model = MLPActorQEnsemble.build(SPEC, settings)
     return algorithm(model, settings, SPEC, seed=seed)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,11 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
+import torch
 
 import benchmarks.__main__ as commands
 from benchmarks import peers, replay_memory, runner
 from benchmarks.__main__ import main
+from benchmarks.compare import HERE, THERE, checkout_of, comparison_table
+from benchmarks.custom import CustomLoss, network, ours, variants
 from benchmarks.libraries.ours import settings
 from benchmarks.limits import (
     dqn_flops,
@@ -35,7 +38,16 @@ from benchmarks.probe import NotOffered, Probe
 from benchmarks.probe import main as run_library
 from benchmarks.runner import check_record, measure, measure_all, parse_record, pin, run_json
 from benchmarks.scaling import ALONG, BASES, point
-from benchmarks.summary import Spread, fastest_peer, markdown_tables, parts_table, summarise
+from benchmarks.summary import (
+    BY_HAND,
+    PACKAGED,
+    Spread,
+    fastest_peer,
+    markdown_tables,
+    parts_table,
+    speed_table,
+    summarise,
+)
 from benchmarks.workloads import (
     W1,
     W1B,
@@ -52,6 +64,8 @@ from benchmarks.workloads import (
     chosen,
     from_plain,
 )
+from rl_training.algorithms import DQN
+from rl_training.fast.autograd import BlockForward
 
 
 def run_of(library: str, number: int, transitions: int, wall: float, cpu: float) -> dict[str, Any]:
@@ -263,6 +277,28 @@ def test_results_from_before_commits_were_recorded_still_make_tables(
     assert "--workloads W1`; Stable-Baselines3 2.9." in markdown_tables(results)
 
 
+def test_the_readme_has_one_row_per_workload_of_all_results(results: dict[str, Any]) -> None:
+    other = results | {
+        "workloads": {"W8": W8.to_plain()},
+        "date": "2026-02-03T00:00:00",
+        "machine": {"cpu": "another"},
+        "limits": [],
+        "runs": [
+            run_of("ours", 0, 1024, 1.0, 1.0) | {"workload": "W8"},
+            run_of("axiomrl", 0, 256, 1.0, 1.0) | {"workload": "W8"},
+            {"library": "sb3", "workload": "W8", "round": 0, "error": "it broke"},
+        ],
+    }
+    lines = speed_table([other, results]).splitlines()
+    assert (
+        lines[0]
+        == "| workload | transitions per second | times Stable-Baselines3 | times axiomrl |"
+    )
+    assert lines[2] == f"| W1: {W1.title} | 1,200 | 2.00 |  |"
+    assert lines[3] == f"| W8: {W8.title} | 1,024 | failed | 4.00 |"
+    assert "measured on 2026-01-02 to 2026-02-03." in lines[-1]
+
+
 def test_parts_have_shares_of_the_total() -> None:
     found = {"W1": {"acting": 25.0, "total": 200.0}, "W8": {"acting": 15.04, "total": 20.0}}
     assert parts_table(found) == [
@@ -282,10 +318,13 @@ def test_a_library_that_never_ran_a_workload_has_an_empty_place(results: dict[st
     assert f"| W8: {W8.title} | 1,024 | failed |" in markdown_tables(results)
 
 
+@pytest.mark.extra("report")
 def test_pictures_are_drawn(
     results: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the scaling picture every library has a line that looks like no other's."""
+    from matplotlib.axes import Axes
+
     lines: dict[str, tuple[str, str]] = {}
     plot = Axes.plot
 
@@ -329,9 +368,10 @@ def without_processes(results: dict[str, Any], monkeypatch: pytest.MonkeyPatch) 
     """Canned figures in place of processes, and no pinning of the tests' own."""
     monkeypatch.setattr(runner, "measure", lambda library, w, _: canned(w.name, library.name))
     monkeypatch.setattr(commands, "measure_limits", limits_of(results))
-    monkeypatch.setattr(commands, "prepare", lambda core: core)
+    monkeypatch.setattr(commands, "prepare", lambda core, threads=1: core)
 
 
+@pytest.mark.extra("report")
 @pytest.mark.usefixtures("without_processes")
 def test_a_run_records_where_it_was_measured(tmp_path: Path) -> None:
     assert run_two_rounds(tmp_path) == 0
@@ -345,6 +385,7 @@ def test_a_run_records_where_it_was_measured(tmp_path: Path) -> None:
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".json", ".png"]
 
 
+@pytest.mark.extra("report")
 @pytest.mark.usefixtures("without_processes")
 def test_a_run_with_a_name_of_its_own_leaves_the_latest_alone(tmp_path: Path) -> None:
     (tmp_path / "latest.json").write_text("as it was")
@@ -393,6 +434,7 @@ def test_the_recorded_command_names_no_folder(given: str, kept: str) -> None:
     assert commands.without_output(given.split()) == kept.split()
 
 
+@pytest.mark.extra("report")
 @pytest.mark.usefixtures("without_processes")
 def test_failed_points_of_the_scaling_curves_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
@@ -437,6 +479,205 @@ def test_parts_run_as_a_process() -> None:
     assert found.keys() == {*PARTS, "the rest"}
     assert all(found[part] > 0 for part in PARTS)
     assert sum(found.values()) == pytest.approx(total)
+
+
+# Two checkouts.
+
+
+def compared(here: float, there: float, number: int, transitions: int = 1000) -> list[Any]:
+    return [
+        run_of(side, number, transitions, 9.0, cpu) for side, cpu in ((HERE, here), (THERE, there))
+    ]
+
+
+@pytest.fixture
+def comparison() -> dict[str, Any]:
+    """Ratios of 2, 0.5 and 1.5 in three rounds on two cores, with one other process at most."""
+    state = {"git_commit": "0123456789abcdef", "git_dirty": False}
+    return {
+        **state,
+        "machine": {"cpu": "A Processor", "cores": 2},
+        "load_average": 0.5,
+        "loads": [1.5, 2.0, 1.0],
+        "threads": 1,
+        "workloads": {"W1": replace(W1, timed=1000).to_plain()},
+        "other": state | {"git_commit": "fedcba9876543210", "git_dirty": True},
+        "runs": [*compared(1.0, 2.0, 0), *compared(4.0, 2.0, 1), *compared(2.0, 3.0, 2)],
+    }
+
+
+def test_checkouts_are_compared_by_processor_time_round_by_round(
+    comparison: dict[str, Any],
+) -> None:
+    lines = comparison_table(comparison).splitlines()
+    assert lines[0] == "| workload | seconds here | seconds there | ratio | spread |"
+    assert lines[2:4] == ["| W1 | 2.000 | 2.000 | 1.500 | 0.500 to 2.000 |", ""]
+    assert lines[4].startswith("Ratios over 1: this checkout is faster. Medians of 3 interleaved")
+    assert lines[4].endswith(
+        "processor time of 1 thread on A Processor. Here: commit 0123456789; there: commit "
+        "fedcba9876 with local changes."
+    )
+    assert len(lines) == 5
+
+
+def test_a_run_that_ended_late_counts_as_long_as_the_others(comparison: dict[str, Any]) -> None:
+    """Twice the time for twice the transitions is no slower."""
+    comparison["runs"] = [compared(1.0, 2.0, 0)[0], compared(2.0, 2.0, 0, transitions=2000)[1]]
+    assert "| W1 | 1.000 | 1.000 | 1.000 | 1.000 to 1.000 |" in comparison_table(comparison)
+
+
+def test_a_side_that_failed_has_no_ratio(comparison: dict[str, Any]) -> None:
+    error = {"library": THERE, "workload": "W1", "round": 0, "error": "it broke"}
+    comparison["runs"] = [comparison["runs"][0], error]
+    assert "| W1 | failed | failed |  |  |" in comparison_table(comparison)
+
+
+@pytest.mark.parametrize("key", ["load_average", "loads"])
+def test_a_busy_machine_is_told(comparison: dict[str, Any], key: str) -> None:
+    comparison[key] = 2.6 if key == "load_average" else [0.1, 2.6, 0.1]
+    assert comparison_table(comparison).splitlines()[-1] == (
+        "warning: the machine was busy, with a load average of 2.6 on 2 cores; measure again when "
+        "it is quiet"
+    )
+
+
+def test_two_checkouts_take_turns_in_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A copy whose updates also count to 300,000: the ratio is far above 1."""
+    tiny = replace(
+        W1, hidden=(8,), batch_size=4, learning_starts=40, warm_up=80, timed=160, buffer_size=1000
+    )
+    copy = tmp_path / "copy"
+    shutil.copytree(peers.ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    with (copy / "src" / "rl_training" / "algorithms" / "value_based.py").open("a") as file:
+        file.write("\nimport collections\n\n_update = ValueBased.update\n")
+        file.write("def slow(*args):\n    collections.deque(range(300_000), maxlen=0)\n")
+        file.write("    return _update(*args)\n\nValueBased.update = slow\n")
+    monkeypatch.setitem(WORKLOADS, "W1", tiny)
+    monkeypatch.setattr(commands, "prepare", lambda core, threads: core)
+    command = ["compare", str(copy), "--workloads", "W1", "--rounds", "2"]
+    assert main([*command, "--output", str(tmp_path / "results")]) == 0
+    told = capsys.readouterr().out
+    (row,) = (line for line in told.splitlines() if line.startswith("| W1 |"))
+    assert float(row.split("|")[4]) > 1.5
+    assert "there: a copy without git" in told
+    saved = json.loads((tmp_path / "results" / "compare-latest.json").read_text())
+    assert [run["library"] for run in saved["runs"]] == [HERE, THERE, THERE, HERE]
+    assert saved["command"] == "python -m benchmarks compare OTHER --workloads W1 --rounds 2"
+    assert str(tmp_path) not in json.dumps(saved)
+    assert len(list((tmp_path / "results").iterdir())) == 2  # and one that stays
+
+
+def test_a_package_from_elsewhere_is_not_measured(tmp_path: Path) -> None:
+    """A checkout without a package: the installed one, or this one, must not stand in for it."""
+    empty = Library("there", "nothing", adapter="ours", checkout=tmp_path)
+    with pytest.raises(BenchmarkError, match=r"(?s)ended with code 1.*rl_training"):
+        measure(empty, W1, Path(sys.executable))
+
+
+def test_a_revision_is_checked_out_as_long_as_it_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "src" / "rl_training"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("old = True\n")
+    identity = ["-c", "user.name=me", "-c", "user.email=me@example.com"]
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(tmp_path), *identity, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "old")
+    (package / "__init__.py").write_text("new = True\n")
+    monkeypatch.setattr("benchmarks.compare.ROOT", tmp_path)
+    with checkout_of("HEAD") as folder:
+        assert folder != tmp_path
+        assert (folder / "src" / "rl_training" / "__init__.py").read_text() == "old = True\n"
+        assert len(git("worktree", "list").splitlines()) == 2
+    assert not folder.exists()
+    assert len(git("worktree", "list").splitlines()) == 1
+    with checkout_of(str(tmp_path)) as folder:
+        assert folder == tmp_path
+    for name in ("no-such-revision", "--help", str(package)):
+        with pytest.raises(BenchmarkError, match="expected"), checkout_of(name):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ("--rounds 0", "--rounds and --threads must be at least 1"),
+        ("--threads 0", "--rounds and --threads must be at least 1"),
+        ("--threads 2 --core 0", "--core: one core is for one thread, found 2"),
+        ("--workloads W0", "--workloads: expected names from W1"),
+    ],
+)
+def test_wrong_options_of_a_comparison_are_told(options: str, problem: str, capsys: Any) -> None:
+    assert main(["compare", str(peers.ROOT), *options.split()]) == 2
+    assert problem in capsys.readouterr().err
+
+
+# Custom networks and losses.
+
+
+def test_what_is_timed_beside_plain_torch_makes_the_same_updates() -> None:
+    """Over 300 updates and two copies of the target network, from equal parameters."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        updates, parameters = variants(replace(W1, hidden=(16, 16), batch_size=8))
+        start = parameters[BY_HAND].clone()
+        for _ in range(300):
+            for update in updates.values():
+                update()
+    finally:
+        torch.set_num_threads(threads)
+    assert len(updates) == 4
+    assert (parameters[BY_HAND] - start).abs().max() > 0.05
+    for moved in parameters.values():
+        torch.testing.assert_close(moved, parameters[BY_HAND], rtol=1e-3, atol=1e-4)
+
+
+def test_a_custom_loss_computes_with_the_kernels_of_its_network() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        packaged, loss, custom = ours(W1, DQN), ours(W1, CustomLoss), ours(W1, DQN, network=network)
+    finally:
+        torch.set_num_threads(threads)
+    assert packaged.optimizer.kernels
+    assert not loss.optimizer.kernels
+    for network_of_loss in (loss.model, loss.target.module):
+        assert isinstance(network_of_loss.layers.forward, BlockForward)
+    assert not custom.optimizer.kernels
+    assert not any(isinstance(module.forward, BlockForward) for module in custom.model.modules())
+
+
+def test_custom_parts_are_timed_in_a_process() -> None:
+    tiny = replace(W1, hidden=(8,), batch_size=4)
+    wanted = {"workload": tiny.to_plain(), "rounds": 3, "seconds": 0.01}
+    found = run_json(Path(sys.executable), "benchmarks.custom", wanted)
+    assert found.keys() >= {BY_HAND, PACKAGED, "custom network"}
+    assert all(len(taken) == 3 and min(taken) > 10 for taken in found.values())
+
+
+def test_custom_parts_are_told_beside_plain_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {BY_HAND: [300.0, 200.0, 240.0], "custom network": [100.0, 200.0, 120.0]}
+    monkeypatch.setattr(commands, "run_json", lambda *_: found | {PACKAGED: [50.0, 50.0, 60.0]})
+    monkeypatch.setattr(commands, "prepare", lambda core: core)
+    assert main(["custom", "--workloads", "W1", "--output", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert "| custom network | 120 | 2.00 (1.00 to 3.00) | 0.50 (0.25 to 0.50) |" in told
+    saved = json.loads((tmp_path / "custom-latest.json").read_text())
+    assert saved["microseconds"]["W1"][BY_HAND] == [300, 200, 240]
+    for options, problem in (("--workloads W8", "expected names from W1"), ("--rounds 0", "least")):
+        assert main(["custom", *options.split()]) == 2
+        assert problem in capsys.readouterr().err
 
 
 # Names, records and processes.

@@ -13,19 +13,20 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.testing import assert_close
 
-from rl_training.algorithms.c51 import C51, C51Config, c51_loss
-from rl_training.algorithms.functional.categorical import project
-from rl_training.data.types import Moment
+from rl_training.algorithms.c51 import C51, c51_loss, project
+from rl_training.config.value_based import C51Config
+from rl_training.data.types import Clock
 from rl_training.errors import ConfigError
 from rl_training.models.mlp_categorical_q_network import MLPCategoricalQNetwork
 from value_batches import (
+    KERNELS,
     SPEC,
     START,
-    as_arrays,
+    accelerated,
     assert_goes_on_bit_for_bit,
+    differentiated,
     make_batch,
     numbers_of,
-    on_both,
     random_batch,
     set_outputs,
 )
@@ -54,8 +55,7 @@ def test_returns_go_to_their_neighbours(
     reward: float, discount: float, expected: list[float]
 ) -> None:
     other = [0.0, 1.0, 0.0]  # a second row, which keeps to itself
-    found = on_both(
-        project,
+    found = project(
         torch.tensor([[0.2, 0.3, 0.5], other]),
         torch.tensor([reward, 0.0]),
         torch.tensor([discount, 1.0]),
@@ -68,7 +68,7 @@ def test_places_are_counted_from_the_lowest_return_in_steps_of_the_spacing() -> 
     support = torch.linspace(-10, 10, 5)
     probabilities = torch.tensor([[0.5, 0.0, 0.0, 0.0, 0.5]])
     # -10 and 10 become -2 and 8: 3/5 of the way from -5 to 0, and 3/5 of that from 5 to 10.
-    found = on_both(project, probabilities, torch.tensor([3.0]), torch.tensor([0.5]), support)
+    found = project(probabilities, torch.tensor([3.0]), torch.tensor([0.5]), support)
     assert_close(found, torch.tensor([[0.0, 0.2, 0.3, 0.2, 0.3]]))
 
 
@@ -89,9 +89,8 @@ def test_mass_and_mean_are_conserved_where_nothing_is_cut_off(
     reward = lowest + where * (highest - lowest)
     support = torch.linspace(v_min, v_min + width, count)
     probabilities = random_probabilities(seed, count)
-    found = on_both(
-        project, probabilities, torch.tensor([reward]), torch.tensor([discount]), support
-    ).double()[0]
+    found = project(probabilities, torch.tensor([reward]), torch.tensor([discount]), support)
+    found = found.double()[0]
     scale = abs(v_min) + width
     assert float(found.min()) >= 0.0
     assert float(found.sum()) == pytest.approx(1.0, abs=1e-5)
@@ -110,9 +109,8 @@ def test_mass_is_conserved_and_the_mean_is_that_of_the_returns_held_within_the_e
     count: int, reward: float, discount: float, seed: int
 ) -> None:
     support, probabilities = torch.linspace(-10, 10, count), random_probabilities(seed, count)
-    found = on_both(
-        project, probabilities, torch.tensor([reward]), torch.tensor([discount]), support
-    ).double()[0]
+    found = project(probabilities, torch.tensor([reward]), torch.tensor([discount]), support)
+    found = found.double()[0]
     held = (reward + discount * support.double()).clip(-10, 10)
     assert float(found.sum()) == pytest.approx(1.0, abs=1e-5)
     mean = float(probabilities[0].double() @ held)
@@ -142,7 +140,7 @@ def logs(*probabilities: Any) -> torch.Tensor:
 # Logits that are off by a constant mean the same probabilities.
 LOGITS = logs([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]], [[0.8, 0.1, 0.1], [0.25, 0.25, 0.5]]) + 3
 # The first action has the likeliest single return, and the second the higher mean: 1.3 over 0.15.
-FOLLOWING = logs([[0.9, 0.05, 0.05], [0.2, 0.3, 0.5]], [[0.4, 0.4, 0.2], [0.3, 0.3, 0.4]])
+NEXT_LOGITS = logs([[0.9, 0.05, 0.05], [0.2, 0.3, 0.5]], [[0.4, 0.4, 0.2], [0.3, 0.3, 0.4]])
 BATCH = make_batch([0, 1], [0.25, 1.5], [1.0, 0.0])
 PREDICTED = ((0.5, 0.25, 0.25), (0.25, 0.25, 0.5))
 TARGETS = ((0.15, 0.275, 0.575), (0.0, 0.5, 0.5))  # projected above
@@ -154,8 +152,8 @@ DIVERGENCES = (
 
 
 def test_loss_metrics_and_priorities() -> None:
-    result = on_both(c51_loss, LOGITS, FOLLOWING, BATCH, SUPPORT)
-    assert_close(result.loss, torch.tensor(sum(CROSS_ENTROPIES) / 2))
+    result = c51_loss(LOGITS, NEXT_LOGITS, BATCH, SUPPORT)
+    assert_close(result.value, torch.tensor(sum(CROSS_ENTROPIES) / 2))
     # Expected returns 0.75 and 1.25; targets 0.275 + 2 * 0.575 = 1.425 and 1.5.
     assert numbers_of(result.metrics) == pytest.approx(
         {
@@ -170,30 +168,32 @@ def test_loss_metrics_and_priorities() -> None:
 
 def test_importance_weights_scale_each_row_and_its_gradient_alone() -> None:
     batch = BATCH._replace(weight=torch.tensor([2.0, 0.5]))
-    result = on_both(c51_loss, LOGITS, FOLLOWING, batch, SUPPORT)
+    result, gradient = differentiated(c51_loss, LOGITS, NEXT_LOGITS, batch, SUPPORT)
     expected_loss = (2 * CROSS_ENTROPIES[0] + 0.5 * CROSS_ENTROPIES[1]) / 2
-    assert_close(result.loss, torch.tensor(expected_loss))
+    assert_close(result.value, torch.tensor(expected_loss))
     difference = torch.tensor(PREDICTED) - torch.tensor(TARGETS)
     expected = torch.zeros(2, 2, 3)
     expected[0, 0], expected[1, 1] = 2 * difference[0] / 2, 0.5 * difference[1] / 2
-    assert_close(result.gradient, expected)
+    assert_close(gradient, expected)
     assert_close(result.priority, torch.tensor(DIVERGENCES))
 
 
 def test_a_selector_chooses_the_action_and_the_target_network_values_it() -> None:
     # The first action: 0.25 + (0, 1, 2) with 0.9, 0.05, 0.05, the last held at 2: mean 0.3875.
     selector = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    result = on_both(c51_loss, LOGITS, FOLLOWING, BATCH, SUPPORT, selector=selector)
+    result = c51_loss(LOGITS, NEXT_LOGITS, BATCH, SUPPORT, selector=selector)
     mean = 0.9 * 0.25 + 0.05 * 1.25 + 0.05 * 2
     assert numbers_of(result.metrics)["target_mean"] == pytest.approx((mean + 1.5) / 2)
 
 
 def test_the_next_state_of_a_terminated_row_does_not_count() -> None:
-    other = FOLLOWING.clone()
+    other = NEXT_LOGITS.clone()
     other[1] = torch.tensor([[-50.0, 0.0, 50.0], [50.0, 0.0, 0.0]])
-    mine, his = (on_both(c51_loss, LOGITS, x, BATCH, SUPPORT) for x in (FOLLOWING, other))
-    assert_close(mine.loss, his.loss)
-    assert_close(mine.gradient, his.gradient)
+    found, expected = (
+        differentiated(c51_loss, LOGITS, x, BATCH, SUPPORT) for x in (other, NEXT_LOGITS)
+    )
+    assert_close(found[0].value, expected[0].value)
+    assert_close(found[1], expected[1])
 
 
 def test_the_priority_is_zero_where_the_prediction_is_the_target() -> None:
@@ -201,11 +201,11 @@ def test_the_priority_is_zero_where_the_prediction_is_the_target() -> None:
     logits[0, 0] = torch.tensor(TARGETS[0]).log()
     logits[1, 1] = torch.tensor([-200.0, 0.0, 0.0])  # a probability that rounds to zero
     logits[2, 0] = torch.tensor([-200.0, -200.0, 200.0])
-    following = torch.cat([FOLLOWING, FOLLOWING[:1]])
+    next_logits = torch.cat([NEXT_LOGITS, NEXT_LOGITS[:1]])
     batch = make_batch([0, 1, 0], [0.25, 1.5, 2.0], [1.0, 0.0, 0.0])
-    result = on_both(c51_loss, logits, following, batch, SUPPORT)
+    result, gradient = differentiated(c51_loss, logits, next_logits, batch, SUPPORT)
     assert_close(result.priority, torch.zeros(3), atol=1e-6, rtol=0)
-    assert_close(result.gradient, torch.zeros(3, 2, 3), atol=1e-6, rtol=0)
+    assert_close(gradient, torch.zeros(3, 2, 3), atol=1e-6, rtol=0)
 
 
 def test_rounding_makes_no_priority_negative() -> None:
@@ -214,43 +214,40 @@ def test_rounding_makes_no_priority_negative() -> None:
     batch = make_batch([0] * rows, [0.0] * rows, [1.0] * rows)
     selector = torch.tensor([[1.0, 0.0]] * rows)  # so that each row is its own target
     support = torch.linspace(-25, 25, 51)
-    found = on_both(c51_loss, logits, logits, batch, support, selector=selector).priority
+    found = c51_loss(logits, logits, batch, support, selector=selector).priority
     assert 0.0 <= float(found.min()) <= float(found.max()) < 1e-5
 
 
 @pytest.mark.parametrize("count", [2, 3, 51])
-def test_the_gradient_written_out_is_the_automatic_one(count: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits = (2 * torch.randn(50, 4, count, generator=generator)).requires_grad_()
-    following = torch.randn(50, 4, count, generator=generator).requires_grad_()
+def test_the_target_carries_no_gradient(count: int) -> None:
+    logits = torch.randn(50, 4, count, requires_grad=True)
+    next_logits = torch.randn(50, 4, count, requires_grad=True)
     support = torch.linspace(-4, 3, count)
-    result = on_both(c51_loss, logits, following, random_batch(0, 50, 4), support)
-    assert not result.gradient.requires_grad
+    result = c51_loss(logits, next_logits, random_batch(0, 50, 4), support)
+    assert result.priority is not None
     assert not result.priority.requires_grad
-    result.loss.backward()
-    assert_close(result.gradient, logits.grad)
-    assert following.grad is None
+    assert not any(value.requires_grad for value in result.metrics.values())
+    result.value.backward()
+    assert logits.grad is not None
+    assert logits.grad.any()
+    assert next_logits.grad is None
 
 
 # The update: two actions, the returns -1, 0 and 1.
 
-HOST = pytest.mark.parametrize("on_host", [True, False], ids=["arrays", "tensors"])
 
-
-def make(outputs: Any = 0.0, *, on_host: bool = False, **hyper: Any) -> C51:
+def make(outputs: Any = 0.0, *, kernels: bool = False, **hyper: Any) -> C51:
     """A layer whose weights are the logits."""
     network = MLPCategoricalQNetwork(1, 2, 3, ())
     set_outputs(network, torch.as_tensor(outputs).expand(2, 3))
     settings = {"num_atoms": 3, "v_min": -1, "v_max": 1, "learning_rate": 0.01} | hyper
     c51 = C51(network, C51Config(**settings), SPEC)
-    assert c51.acts_on_host
-    c51.learns_on_host = on_host
-    return c51
+    return accelerated(c51) if kernels else c51
 
 
-@HOST
-def test_two_adam_steps_by_hand(on_host: bool) -> None:
-    c51 = make(on_host=on_host)
+@KERNELS
+def test_two_adam_steps_by_hand(kernels: bool) -> None:
+    c51 = make(kernels=kernels)
     result = c51.update(make_batch([0], [1.0], [0.0]), START)
     # The prediction is 1/3 each, the target all on the last: cross-entropy and divergence log 3.
     expected = {"loss": log(3), "q_value_mean": 0.0, "target_mean": 1.0, "td_error_mean": 1.0}
@@ -272,14 +269,14 @@ def test_two_adam_steps_by_hand(on_host: bool) -> None:
     assert weight[3:].tolist() == [0.0, 0.0, 0.0]
 
 
-@HOST
+@KERNELS
 @pytest.mark.parametrize("double", [False, True])
 def test_the_target_network_values_the_action_that_it_or_the_online_one_prefers(
-    double: bool, on_host: bool
+    double: bool, kernels: bool
 ) -> None:
     # By the likeliest single return and by the online network the first action is the better one;
     # by the target network's expected return the second: 0.4 over 0.1.
-    c51 = make([[-9.0, -9.0, 9.0], [0.0, 0.0, 0.0]], double=double, on_host=on_host)
+    c51 = make([[-9.0, -9.0, 9.0], [0.0, 0.0, 0.0]], double=double, kernels=kernels)
     set_outputs(c51.target.module, logs([0.45, 0.0001, 0.5499], [0.05, 0.5, 0.45]))
     result = c51.update(make_batch([1], [0.25], [0.5]), START)
     mean = 0.25 + 0.5 * (0.0999 if double else 0.4)
@@ -288,35 +285,33 @@ def test_the_target_network_values_the_action_that_it_or_the_online_one_prefers(
     assert numbers_of(result.metrics)["td_error_mean"] == pytest.approx(mean, abs=1e-6)
 
 
-@HOST
-def test_the_target_network_is_copied_when_an_interval_has_passed(on_host: bool) -> None:
-    c51 = make(target_update_interval=10, on_host=on_host)
+@KERNELS
+def test_the_target_network_is_copied_when_an_interval_has_passed(kernels: bool) -> None:
+    c51 = make(target_update_interval=10, kernels=kernels)
     obs, batch = torch.ones(1, 1), make_batch([0], [1.0], [0.0])
-    c51.update(batch, Moment(9, 100))
+    c51.update(batch, Clock(9, 100))
     assert not c51.target.module(obs).any()
-    c51.update(batch, Moment(12, 100))
+    c51.update(batch, Clock(12, 100))
     assert torch.equal(c51.target.module(obs), c51.model(obs))
     assert c51.model(obs).any()
 
 
-@HOST
-def test_state_round_trip_continues_bit_for_bit(on_host: bool) -> None:
+@KERNELS
+def test_state_round_trip_continues_bit_for_bit(kernels: bool) -> None:
     def build() -> C51:
         hyper = C51Config(num_atoms=5, v_min=-3, v_max=4, target_update_interval=3)
         c51 = C51(MLPCategoricalQNetwork.build(SPEC, hyper), hyper, SPEC)
-        c51.learns_on_host = on_host
-        return c51
+        return accelerated(c51) if kernels else c51
 
     assert_goes_on_bit_for_bit(build)
 
 
-def test_acting_is_greedy_by_the_expected_return() -> None:
+@KERNELS
+def test_acting_is_greedy_by_the_expected_return(kernels: bool) -> None:
     likely, better = [0.45, 0.0001, 0.5499], [0.05, 0.5, 0.45]
-    c51 = make(logs(likely, better))
+    c51 = make(logs(likely, better), kernels=kernels)
     obs, first = np.ones((2, 1), np.float32), np.zeros(2, np.bool_)
-    for acts_on_host in (True, False):
-        c51.acts_on_host = acts_on_host
-        assert c51.act(obs, (), first, START, explore=False).action.tolist() == [1, 1]
+    assert c51.act(obs, (), first, START, explore=False).action.tolist() == [1, 1]
 
 
 # The network and the hyper-parameters.
@@ -330,8 +325,6 @@ def test_the_network_gives_logits_and_acts_by_the_expected_return(dueling: bool)
     assert logits.shape == (20, 4, 7)
     expected = (logits.softmax(-1) * (-2 + 7 * torch.arange(7) / 6)).sum(-1).argmax(-1)
     assert torch.equal(network.act(obs), expected)
-    np.testing.assert_allclose(network(as_arrays(obs)), as_arrays(logits), rtol=1e-4, atol=1e-5)
-    assert network.act(as_arrays(obs)).tolist() == expected.tolist()
 
 
 def test_a_network_of_the_wrong_shape_is_refused() -> None:

@@ -10,6 +10,7 @@ import pickle
 import random
 import sys
 import tarfile
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,17 @@ import pytest
 import torch
 
 from rl_training.errors import CheckpointError
-from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint, write_checkpoint
-from rl_training.experiment.manifest import FileEntry, manifest_bytes
+from rl_training.storage.checkpoints import Checkpoint, find_checkpoint, write_checkpoint
+from rl_training.storage.manifest import FileEntry, manifest_bytes
+from rl_training.storage.tree import Encoded
 
 TREE = {
     "weights": {"0.weight": torch.ones(4, 3), "mask": torch.tensor([True, False])},
     "rng": {"state": 2**100, "key": np.arange(4, dtype=np.uint32)},
     "history": [(1, 2.5, None), float("nan"), "text", b"raw", np.float32(1.5)],
+    "kinds": {1: {2, 3}, "recent": deque([1j], maxlen=2), "counts": Counter("ab"), "r": range(3)},
+    "generator": np.random.default_rng(0),
+    "env": Encoded({"list": [{"array": "0"}]}, {"0": np.ones((2, 3), order="F")}),
 }
 
 
@@ -294,7 +299,10 @@ def test_a_forged_checkpoint_is_refused_and_nothing_is_run(
     assert not (path.parent / "executed").exists()
 
 
-def test_a_newer_format_asks_for_an_upgrade(path: Path) -> None:
-    _replace(path, b'"version": 1', b'"version": 2')
-    with pytest.raises(CheckpointError, match=r"format version 2.*reads up to 1\. Upgrade"):
+@pytest.mark.parametrize(("version", "remedy"), [(1, "Use the rl-training that"), (3, "Upgrade")])
+def test_another_format_names_the_version_to_use(path: Path, version: int, remedy: str) -> None:
+    _replace(path, b'"version": 2', f'"version": {version}'.encode())
+    with pytest.raises(
+        CheckpointError, match=rf"format version {version}.*reads version 2\. {remedy}"
+    ):
         Checkpoint.open(path)

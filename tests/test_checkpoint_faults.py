@@ -18,9 +18,9 @@ import pytest
 import torch
 
 from rl_training.errors import SaveError
-from rl_training.experiment import files
-from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint, write_checkpoint
-from rl_training.experiment.state_tree import tree_hash
+from rl_training.storage import files
+from rl_training.storage.checkpoints import Checkpoint, find_checkpoint, write_checkpoint
+from rl_training.storage.tree import tree_hash
 
 
 def parts_of(value: float) -> dict[str, Any]:

@@ -20,14 +20,14 @@ from typer.testing import CliRunner
 from processes import CommandLine, Gate, GateEnv, wait_until
 from rl_training import DQN, Callback, TrainConfig, train_dqn
 from rl_training.cli import app
+from rl_training.config.loading import dump_yaml
 from rl_training.errors import CheckpointError, ConfigError, UsageError
-from rl_training.experiment.checkpointing import find_checkpoint, write_checkpoint
-from rl_training.experiment.config_loading import dump_yaml
-from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.registry import get_spec
 from rl_training.runtime.result import TrainingInterrupted
-from rl_training.runtime.resuming import check_same_run
+from rl_training.runtime.resume import check_same_run
 from rl_training.runtime.training_run import TrainingRun
+from rl_training.storage.checkpoints import find_checkpoint, write_checkpoint
+from rl_training.storage.metrics_log import read_metrics
 from toy_envs import CountingEnv, GeneratorEnv, LeakyEnv
 from training import StopAt, final_state, tiny_config
 
@@ -530,7 +530,7 @@ def test_a_run_from_before_an_option_existed_goes_on_with_its_default(tmp_path: 
     saved = json.loads(json.dumps(checkpoint.info["config"]))
     del saved["algo_kwargs"]["dueling"], saved["execution"]
     older = replace(checkpoint, info=checkpoint.info | {"config": saved})
-    check_same_run(older, config, get_spec("dqn").hyper)
+    check_same_run(older, config, get_spec("dqn"))
     asked = config.with_changes(algo_kwargs=config.algo_kwargs | {"dueling": True})
     with pytest.raises(ConfigError, match=r"algo_kwargs.dueling: saved False, given True"):
-        check_same_run(older, asked, get_spec("dqn").hyper)
+        check_same_run(older, asked, get_spec("dqn"))

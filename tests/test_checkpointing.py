@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from rl_training.errors import CheckpointError, NonFiniteError, SaveError, UsageError
-from rl_training.experiment.checkpointing import (
+from rl_training.storage.checkpoints import (
     Checkpoint,
     find_checkpoint,
     prune,
     write_checkpoint,
 )
-from rl_training.experiment.state_tree import tree_hash
+from rl_training.storage.tree import tree_hash
 
 
 def small_parts(value: float = 1.0) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def test_a_kill_between_the_two_renames_keeps_the_newer(
 ) -> None:
     write(tmp_path, 100, value=1.0)
     with monkeypatch.context() as patch:
-        patch.setattr("rl_training.experiment.checkpointing.remove", _die)
+        patch.setattr("rl_training.storage.checkpoints.remove", _die)
         with pytest.raises(KeyboardInterrupt):
             write(tmp_path, 100, value=2.0)
     assert names(tmp_path) == ["step_000000000100", "step_000000000100-2"]

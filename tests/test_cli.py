@@ -28,12 +28,12 @@ import rl_training
 from processes import CommandLine, Gate, GateEnv, wait_until_noted
 from rl_training import train_dqn
 from rl_training.cli import app
-from rl_training.experiment.checkpointing import find_checkpoint, write_checkpoint
-from rl_training.experiment.config_loading import dump_yaml
-from rl_training.experiment.logging import read_metrics
+from rl_training.config.loading import dump_yaml
 from rl_training.runtime.agent import Agent
 from rl_training.runtime.console import ConsoleProgress
 from rl_training.runtime.result import command_line
+from rl_training.storage.checkpoints import find_checkpoint, write_checkpoint
+from rl_training.storage.metrics_log import read_metrics
 from training import final_state, tiny_config
 
 QUICK = (
@@ -121,16 +121,43 @@ def test_the_command_line_does_not_import_torch_before_it_must() -> None:
     assert result.stdout.strip() == "[]"
 
 
-def test_configurations_and_their_mistakes_are_answered_in_four_seconds() -> None:
-    command = (sys.executable, "-m", "rl_training", "config", "dqn/cartpole", "--set")
-    result, seconds = fresh(*command, "algo_kwargs.gamma=0.98")
-    assert result.returncode == 0
-    assert seconds < 4.0
-    result, seconds = fresh(*command, "algo_kwargs.gama=0.98")
-    assert result.returncode == 2
-    assert "did you mean 'algo_kwargs.gamma'?" in result.stderr
-    assert result.stdout == ""
-    assert seconds < 4.0
+IMPORTS_SHOWN = """
+import atexit, sys
+atexit.register(lambda: print({"torch", "gymnasium"} & set(sys.modules), file=sys.stderr))
+from rl_training.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "exit_code", "words"),
+    [
+        ("--help", 0, "Train, evaluate, resume"),
+        ("list", 0, "Quantile-regression DQN"),
+        ("config dqn/cartpole", 0, "env_id: CartPole-v1"),
+        ("config dqn/cartpol", 2, "did you mean 'dqn/cartpole'"),
+        ("config dqn/cartpole --set algo=dqnn", 2, "did you mean 'dqn'"),
+        ("train --config dqn/cartpole --set algo=dqnn", 2, "did you mean 'dqn'"),
+        (
+            "train --config dqn/cartpole --set algo_kwargs.gama=1",
+            2,
+            "did you mean 'algo_kwargs.gamma'?",
+        ),
+    ],
+)
+def test_names_and_typos_are_answered_without_torch_in_a_second(
+    command: str, exit_code: int, words: str
+) -> None:
+    times = []
+    for _ in range(3):  # other processes on the machine only ever add to the time
+        result, seconds = fresh(sys.executable, "-c", IMPORTS_SHOWN, *command.split())
+        assert result.returncode == exit_code, result.stderr
+        assert words in (result.stderr if exit_code else result.stdout)
+        assert result.stderr.endswith("set()\n")
+        times.append(seconds)
+        if seconds < 1.0:
+            break
+    assert min(times) < 1.0, times
 
 
 def test_python_m_shows_the_version() -> None:
@@ -664,7 +691,7 @@ def test_what_config_prints_is_a_configuration(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--config", "dqn/cartpol"], "did you mean dqn/cartpole"),
+        (["--config", "dqn/cartpol"], "did you mean 'dqn/cartpole'"),
         (["--config", "dqn/cartpole", "--set", "algo_kwargs.gama=0.9"], "algo_kwargs.gamma"),
         (["--config", "dqn/cartpole", "--set", "gamma"], "expected KEY=VALUE"),
         (["--config", "dqn/cartpole", "--set", "env_id=CartPool-v1"], "CartPole-v1"),

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from rl_training.algorithms.drq import DrQConfig
-from rl_training.algorithms.drqv2_config import DrQv2Config
+from rl_training.config.actor_critic import DrQConfig, DrQv2Config
 from rl_training.data.types import EnvSpec
 from rl_training.errors import ConfigError
 from rl_training.models.cnn.drq import CNNDrQModel
@@ -23,6 +22,7 @@ from rl_training.models.cnn.encoders import (
     NormalizedFeatures,
     init_orthogonal,
 )
+from rounding import EPS, double_precision
 
 
 @pytest.mark.parametrize(
@@ -43,15 +43,18 @@ def test_sizes_by_hand(layers: tuple[tuple[int, int, int], ...], side: int, size
 
 @pytest.mark.parametrize("offset", [0.0, -0.5])
 def test_bytes_are_scaled_to_one(offset: float) -> None:
-    encoder = Convolutions((1, 8, 8), ((1, 8, 1),), centered=offset != 0)
+    encoder = Convolutions((1, 16, 16), ((2, 1, 1),), centered=offset != 0)
     (layer,) = encoder.layers
-    with torch.no_grad():
-        layer.weight.fill_(1 / 64)
-        layer.bias.fill_(1.0)  # so that nothing is cut off below zero
-    for value, expected in ((0, 0.0), (255, 1.0), (51, 0.2)):
-        image = torch.full((1, 1, 8, 8), value, dtype=torch.uint8)
-        found = float(encoder(image).detach())
-        assert found == pytest.approx(1 + offset + expected, abs=1e-6)
+    with torch.no_grad():  # a pixel and its negative: what ReLU leaves of both is the pixel
+        layer.weight.copy_(torch.tensor([1.0, -1.0]).reshape(2, 1, 1, 1))
+        layer.bias.zero_()
+        positive, negative = encoder(torch.arange(256).byte().reshape(1, 1, 16, 16)).view(2, 256)
+    found = (positive - negative).double()
+    assert (float(found[0]), float(found[255])) == (offset, 1 + offset)
+    # A pixel is one product and no sum, so the convolution is exact. Three numbers of at most 1 are
+    # rounded, each by EPS / 2 at most: 1/255, a byte times it, and the offset added.
+    expected = torch.arange(256).double() / 255 + offset
+    assert_close(found, expected, rtol=0, atol=1.5 * EPS)
 
 
 def seen_in(side: int) -> EnvSpec:
@@ -97,19 +100,35 @@ def test_values_have_a_column_for_each_critic(model: Any, config: Any) -> None:
     assert_close(values[:, 1], network.critics(seen, action)[1, :, 0])
 
 
+@torch.no_grad()
+def set_signs(parameter: nn.Parameter, count: int) -> None:
+    """Make all weights of an output zero but for at most `count`, which are 1 or -1."""
+    weights = torch.zeros(len(parameter), parameter[0].numel())
+    places = torch.randint(0, weights.shape[1], (len(weights), count))
+    weights.scatter_(1, places, 2.0 * torch.randint(0, 2, places.shape) - 1)
+    parameter.copy_(weights.view_as(parameter))
+
+
 def test_the_nature_network_is_its_layers() -> None:
     model = NatureCNN((4, 84, 84))
-    images = torch.randint(0, 256, (3, 4, 84, 84), dtype=torch.uint8)
+    # Black and white pixels are 0 and 1, so weights of -1, 0 and 1 make all sums whole numbers,
+    # which are exact in any order up to 2 ** 24. With 100 such weights per filter the outputs are
+    # at most 101, 10,101 and 1,010,101, the bias included; the last layer adds up 16 of them.
+    for parameter in model.parameters():
+        set_signs(parameter, 16 if parameter.shape == (512, 3136) else 100)
+    images = 255 * torch.randint(0, 2, (3, 4, 84, 84), dtype=torch.uint8)
     plain = nn.Sequential(
         *(part for layer in model.convolutions.layers for part in (layer, nn.ReLU())), nn.Flatten()
     )
     weight, bias = model.layers.parameters()
     seen = plain(images.float() / 255)
-    assert_close(model(images), (seen @ weight.T + bias).relu())
+    assert torch.equal(model(images), (seen @ weight.T + bias).relu())
+    assert model(images).any(1).all()
     shapes = [tuple(p.shape) for p in model.parameters() if p.ndim > 1]
     assert shapes == [(32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3), (512, 3136)]
 
 
+@double_precision()
 def test_normalised_features_by_hand() -> None:
     head = NormalizedFeatures(4, 3)
     x = torch.randn(5, 4)
@@ -119,6 +138,7 @@ def test_normalised_features_by_hand() -> None:
     assert_close(head(x), expected)
 
 
+@double_precision()
 def test_orthogonal_weights() -> None:
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(16, 5))
     init_orthogonal(model)

@@ -14,12 +14,13 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_training.algorithms.base import Acting
+from rl_training.algorithms.base import ActResult
 from rl_training.data.types import PolicyState, Transitions
 from rl_training.envs.factory import make_vector_env
 from rl_training.envs.spaces import SpaceAdapter
-from rl_training.errors import EnvError, NonFiniteError
-from rl_training.runtime.collector import Collector
+from rl_training.errors import CheckpointError, EnvError, NonFiniteError
+from rl_training.runtime.collector import Collector, Episode
+from rl_training.storage.tree import join, split, tree_hash
 from toy_envs import CountingEnv, NaNEnv, RaisingEnv, RandomWalkEnv
 
 MODES = (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)
@@ -35,9 +36,9 @@ class Row(NamedTuple):
     first: bool
 
 
-def scripted(obs: np.ndarray, state: PolicyState, first: np.ndarray) -> Acting:
+def scripted(obs: np.ndarray, state: PolicyState, first: np.ndarray) -> ActResult:
     """Actions that are a function of what is seen: the same wherever the same is seen."""
-    return Acting((np.abs(obs * 1000).sum(1).astype(np.int64)) % 2, state)
+    return ActResult((np.abs(obs * 1000).sum(1).astype(np.int64)) % 2, state)
 
 
 def collect(venv: VectorEnv[Any, Any, Any], transitions: int, seed: int = 5) -> list[list[Row]]:
@@ -203,12 +204,51 @@ def test_policy_state_is_carried_and_given_back_with_the_step() -> None:
     )
     collector.reset([0, 1], state=(np.zeros(2),))
 
-    def count(obs: np.ndarray, state: PolicyState, first: np.ndarray) -> Acting:
+    def count(obs: np.ndarray, state: PolicyState, first: np.ndarray) -> ActResult:
         carried = np.where(first, 0.0, state[0])
-        return Acting(np.zeros(2, np.int64), (carried + 1,))
+        return ActResult(np.zeros(2, np.int64), (carried + 1,))
 
     before = [collector.step(count).state[0].tolist() for _ in range(5)]
     assert before == [[0, 0], [1, 1], [2, 2], [3, 3], [1, 1]]  # an episode of 3 ended at step 3
+
+
+def stepped(mode: AutoresetMode, steps: int, seeds: tuple[int, int] = (0, 1)) -> Collector:
+    """A collector of a policy that carries a number, after some steps of short episodes."""
+    venv = SyncVectorEnv([make(RandomWalkEnv)] * 2, autoreset_mode=mode)
+    spaces = venv.single_observation_space, venv.single_action_space
+    collector = Collector(venv, SpaceAdapter("toy", *spaces))
+    collector.reset(list(seeds), state=(np.zeros(2),))
+    for _ in range(steps):
+        collector.step(carried)
+    return collector
+
+
+def carried(obs: np.ndarray, state: PolicyState, first: np.ndarray) -> ActResult:
+    return ActResult(scripted(obs, state, first).action, (np.where(first, 0.0, state[0]) + 1,))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_restored_collector_goes_on_like_the_one_that_was_saved(mode: AutoresetMode) -> None:
+    initial = (np.zeros(2),)
+    saved, fresh = stepped(mode, 97), stepped(mode, 0, seeds=(8, 9))
+    fresh.reset([3, 4], state=initial)
+    assert len(saved.episodes) > 1
+    fresh.load_state_dict(join(*split(saved.state_dict())))
+    fresh.load_envs(join(*split(saved.save_envs())))
+    assert initial[0].tolist() == [0, 0]  # what the caller passed is not written to
+    assert fresh.episodes == saved.episodes
+    assert {type(episode) for episode in fresh.episodes} == {Episode}
+    for _ in range(40):
+        assert tree_hash(list(fresh.step(carried))) == tree_hash(list(saved.step(carried)))
+    assert (fresh.steps, fresh.episodes_finished) == (saved.steps, saved.episodes_finished)
+    assert tree_hash(fresh.state_dict()) == tree_hash(saved.state_dict())
+
+
+def test_a_state_of_another_number_of_environments_is_refused() -> None:
+    collector = stepped(AutoresetMode.SAME_STEP, 3)
+    state = collector.state_dict() | {"returns": np.zeros(3)}
+    with pytest.raises(CheckpointError, match=r"^returns: expected an array float64\[2\], found"):
+        collector.load_state_dict(state)
 
 
 @pytest.mark.parametrize(("where", "what"), [("reward", "reward"), ("obs", "observation")])

@@ -13,66 +13,84 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import Field
+from pydantic import BaseModel, Field, ValidationError
 
 from config_cases import (
     MINIMAL,
-    Case,
     ToyConfig,
-    assert_refused,
+    assert_refuses_wrong_values,
     load,
     python_refusal,
     refusal,
-    refusal_cases,
     toy_file,
     unbounded_fields,
 )
+from rl_training.config.base import ConfigModel, is_placeholder
+from rl_training.config.hyper_parameters import HyperParameters, OffPolicyHyperParameters
+from rl_training.config.loading import dump_yaml
+from rl_training.config.schedule import Schedule, scheduled_value
+from rl_training.config.strict_yaml import parse_yaml
+from rl_training.config.train_config import TrainConfig, check_hyper_parameters
+from rl_training.config.types import parse_memory
 from rl_training.errors import ConfigError
-from rl_training.experiment.config import (
-    ConfigModel,
-    HyperParameters,
-    OffPolicyHyperParameters,
-    Schedule,
-    TrainConfig,
-    check_hyper_parameters,
-    is_placeholder,
-    parse_memory,
-    scheduled_value,
-)
-from rl_training.experiment.config_loading import (
-    dump_yaml,
-)
-from rl_training.experiment.yaml_strict import parse_yaml
+from rl_training.runtime.spec_table import packaged_specs
 
 # Every field of every model
 
 
-@pytest.mark.parametrize("case", refusal_cases(TrainConfig))
-def test_train_config_refuses(case: Case) -> None:
-    assert_refused(lambda values: TrainConfig(**values), MINIMAL, case)
+MODELS = [
+    HyperParameters,
+    OffPolicyHyperParameters,
+    ToyConfig,
+    *(spec.hyper for spec in packaged_specs().values()),
+]
+every_model = pytest.mark.parametrize("model", MODELS)
 
 
-@pytest.mark.parametrize("case", refusal_cases(Schedule, "algo_kwargs.temperature."))
-def test_schedule_refuses(case: Case) -> None:
-    valid = {"initial": 0.5, "final": 0.25}
-    assert_refused(
-        lambda values: check_hyper_parameters(ToyConfig, {"temperature": values}), valid, case
+def test_a_train_config_refuses_wrong_values() -> None:
+    assert_refuses_wrong_values(TrainConfig, lambda values: TrainConfig(**values), valid=MINIMAL)
+
+
+def test_a_schedule_refuses_wrong_values() -> None:
+    assert_refuses_wrong_values(
+        Schedule,
+        lambda values: check_hyper_parameters(ToyConfig, {"temperature": values}),
+        valid={"initial": 0.5, "final": 0.25},
+        prefix="algo_kwargs.temperature.",
     )
 
 
-@pytest.mark.parametrize(
-    ("model", "case"),
-    [
-        pytest.param(model, *case.values, id=f"{model.__name__}-{case.id}")
-        for model in (HyperParameters, OffPolicyHyperParameters, ToyConfig)
-        for case in refusal_cases(model, "algo_kwargs.")
-    ],
-)
-def test_hyper_parameters_refuse(model: type[HyperParameters], case: Case) -> None:
-    assert_refused(lambda values: check_hyper_parameters(model, values), {}, case)
+@every_model
+def test_hyper_parameters_refuse_wrong_values(model: type[HyperParameters]) -> None:
+    assert_refuses_wrong_values(
+        model, lambda values: check_hyper_parameters(model, values), prefix="algo_kwargs."
+    )
 
 
-@pytest.mark.parametrize("model", [TrainConfig, Schedule, OffPolicyHyperParameters, ToyConfig])
+def test_a_wrong_value_that_is_taken_fails_with_its_key() -> None:
+    class Lax(BaseModel):  # pydantic's defaults: a bool is a number, unknown keys are dropped
+        width: int = Field(1, ge=0, le=9)
+
+    def lax_check(values: dict[str, Any]) -> None:
+        try:
+            Lax(**values)
+        except ValidationError as error:
+            raise ConfigError(f"width: expected ..., found ...: {error}") from None
+
+    with pytest.raises(AssertionError) as caught:
+        assert_refuses_wrong_values(Lax, lax_check)
+    heading, *lines = str(caught.value).splitlines()
+    assert heading == "Lax:"
+    assert [line.split(":")[0] for line in lines] == [
+        "with = 1",
+        "width = '3'",
+        "width = True",
+        "width = True",
+    ]
+    assert all(line.endswith("; it was taken") for line in lines)
+
+
+@pytest.mark.parametrize("model", [TrainConfig, Schedule, *MODELS])
 def test_every_number_has_a_lower_and_an_upper_bound(model: type[ConfigModel]) -> None:
     assert unbounded_fields(model) == []
 
@@ -86,7 +104,7 @@ def test_the_generator_sees_a_missing_bound() -> None:
     assert unbounded_fields(Loose) == ["width", "sizes"]
 
 
-@pytest.mark.parametrize("model", [OffPolicyHyperParameters, ToyConfig])
+@every_model
 def test_the_defaults_are_themselves_valid(model: type[HyperParameters]) -> None:
     assert check_hyper_parameters(model, model().to_plain()) == model()
 
@@ -398,8 +416,8 @@ def test_a_top_level_key_on_the_command_line_beats_the_file(tmp_path: Path) -> N
 
 def test_configuration_is_light_to_import() -> None:
     code = (
-        "import sys, rl_training.experiment.config as c; assert 'yaml' not in sys.modules;"
-        "import rl_training.experiment.config_loading;"
+        "import sys, rl_training.config.train_config as c; assert 'yaml' not in sys.modules;"
+        "import rl_training.config.loading;"
         "print([m for m in ('torch', 'gymnasium', 'numpy') if m in sys.modules])"
     )
     result = subprocess.run(

@@ -18,17 +18,15 @@ from config_cases import (
     refusal,
     toy_file,
 )
-from rl_training.algorithms.dqn import DQNConfig
-from rl_training.errors import ConfigError
-from rl_training.experiment.config import (
-    TrainConfig,
-)
-from rl_training.experiment.config_loading import (
+from rl_training.config.loading import (
     describe_config,
     dump_yaml,
     find_config,
     packaged_configs,
 )
+from rl_training.config.train_config import TrainConfig
+from rl_training.config.value_based import DQNConfig
+from rl_training.errors import ConfigError
 
 # Suggestions for unknown keys
 
@@ -136,9 +134,9 @@ def test_an_unknown_algorithm_is_one_mistake_among_the_others() -> None:
 
 
 def test_keys_of_another_algorithm_are_mistakes_after_a_change_of_algorithm(tmp_path: Path) -> None:
-    path = toy_file(tmp_path, "algo: toy\nenv_id: e\nalgo_kwargs: {gamma: 0.9, batch_size: 8}\n")
+    path = toy_file(tmp_path, "algo: toy\nenv_id: e\nalgo_kwargs: {gamma: 0.9, buffer_size: 8}\n")
     (message,) = refusal(path, "algo=plain")
-    assert message.startswith("toy.yaml:3: unknown key 'algo_kwargs.batch_size'")
+    assert message.startswith("toy.yaml:3: unknown key 'algo_kwargs.buffer_size'")
 
 
 def test_command_line_beats_argument_beats_file_beats_default(tmp_path: Path) -> None:
@@ -324,7 +322,7 @@ def test_packaged_configs_are_found_by_name() -> None:
 
 
 def test_a_missing_config_gets_the_nearest_names() -> None:
-    with pytest.raises(ConfigError, match="did you mean dqn/cartpole"):
+    with pytest.raises(ConfigError, match="did you mean 'dqn/cartpole'"):
         find_config("dqn/cartpol")
     with pytest.raises(ConfigError, match=r"packaged are: .*dqn/cartpole"):
         find_config("zzzzzz")

@@ -7,20 +7,42 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 from pydantic import BaseModel
 
+from rl_training.config.strict_yaml import parse_yaml
 from rl_training.experiment.registry import resolve_config
-from rl_training.experiment.yaml_strict import parse_yaml
+from rl_training.runtime.spec_table import packaged_specs
 
 ROOT = Path(__file__).resolve().parent.parent
+PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 FENCE = "```"
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FILE_NAME = re.compile(r"# (\w+\.(?:py|yaml))")
+SHORT_RUNS = """\
+import runpy
+import sys
+
+from rl_training.api.managed import ManagedAlgorithm
+
+learn = ManagedAlgorithm.learn
+
+
+def learn_briefly(self, **options):
+    enough = self.config.algo_kwargs.get("learning_starts", 1000) + 20
+    if self.config.total_timesteps > enough + 200:
+        self.config = self.config.with_changes(total_timesteps=enough, final_eval_episodes=2)
+    return learn(self, **options)
+
+
+ManagedAlgorithm.learn = learn_briefly
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
 
 
 class Block(NamedTuple):
@@ -110,7 +132,7 @@ def test_a_stale_part_is_noticed_and_only_it_is_replaced(generate: ModuleType) -
 def test_every_key_is_listed_with_its_range_default_and_meaning() -> None:
     text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     for row in (
-        "| `num_envs` | an integer from 1 to 4096 | `1` | environments stepped together |",
+        "| `num_envs` | an integer from 1 to 4096 | `1` | environments stepped in parallel |",
         "| `gamma` | a number from 0 to 1 | `0.99` | discount of rewards per step |",
     ):
         assert row in text
@@ -142,9 +164,15 @@ def test_a_broken_link_is_noticed(tmp_path: Path) -> None:
     assert broken_links(page) == ["missing.md", "other.md#nowhere", "#nowhere"]
 
 
-@pytest.mark.parametrize("name", ["configuration.md", "custom.md"])
-def test_the_python_blocks_run_as_one_script(name: str, tmp_path: Path) -> None:
-    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+def python_pages() -> list[str]:
+    texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in PAGES}
+    return [name for name in PAGES if f"{FENCE}python" in texts[name]]
+
+
+@pytest.mark.parametrize("name", python_pages())
+def test_the_python_blocks_of_a_page_run_as_one_script(name: str, tmp_path: Path) -> None:
+    """Long runs are cut after their first updates."""
+    text = (ROOT / name).read_text(encoding="utf-8")
     script = [""] * len(text.splitlines())  # line numbers in a traceback are those of the document
     for block in blocks(text):
         if block.file_name is not None:
@@ -153,7 +181,8 @@ def test_the_python_blocks_run_as_one_script(name: str, tmp_path: Path) -> None:
             script[block.start : block.start + len(block.lines)] = block.lines
     path = tmp_path / f"{Path(name).stem}_script.py"
     path.write_text("\n".join(script) + "\n")
-    command = [sys.executable, "-W", "error", path.name]
+    (tmp_path / "short_runs.py").write_text(SHORT_RUNS)
+    command = [sys.executable, "-W", "error", "short_runs.py", path.name]
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
@@ -161,10 +190,68 @@ def test_the_python_blocks_run_as_one_script(name: str, tmp_path: Path) -> None:
 
 
 def test_the_yaml_blocks_are_valid_configurations() -> None:
-    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    examples = [block for block in blocks(text) if block.language == "yaml"]
-    assert len(examples) >= 7
-    for block in examples:
+    """All but the file of mistakes, and those files of which a page's script makes use."""
+    examples = [
+        (f"{name}:{block.start}", block)
+        for name in PAGES
+        for block in blocks((ROOT / name).read_text(encoding="utf-8"))
+        if block.language == "yaml" and name != "docs/custom.md"
+    ]
+    assert len(examples) >= 10
+    for place, block in examples:
         if block.file_name != "wrong.yaml":
-            values, _ = parse_yaml("\n".join(block.lines), f"configuration.md:{block.start}")
+            values, _ = parse_yaml("\n".join(block.lines), place)
             resolve_config({"algo": "dqn", "env_id": "CartPole-v1", **values})
+
+
+def test_the_index_lists_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    listed = {f"docs/{link}" for link in LINK.findall(index)}
+    assert [name for name in PAGES[1:] if name not in listed | {"docs/README.md"}] == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 165
+
+
+def test_a_planned_card_that_is_missing_says_so(generate: ModuleType) -> None:
+    cards = generate.evidence_cards(generate.CARDS)
+    del cards["dqn/cartpole"]
+    assert "| `dqn/cartpole` |  | 0-4 | missing |  |  |" in generate.short_results(cards)
+    assert (
+        "`dqn/cartpole`" in re.findall("Planned, but not made yet: .*", generate.results(cards))[0]
+    )
+
+
+def test_a_solved_task_that_is_lost_again_is_counted(generate: ModuleType) -> None:
+    def seed(returns: list[float], bias: float = 0.0) -> SimpleNamespace:
+        measured = dict.fromkeys(
+            ("q_bias_normalized_mean", "q_bias_normalized_std"),
+            SimpleNamespace(values=[bias] * len(returns)),
+        )
+        return SimpleNamespace(curve=SimpleNamespace(returns=returns), measured=measured)
+
+    steady, lost, never = seed([1, 9, 9]), seed([9, 4, 9, 9], 0.25), seed([1, 2, 8])
+    assert generate._relapses(SimpleNamespace(seeds=[steady, never])) == "0 of 1"
+    assert generate._relapses(SimpleNamespace(seeds=[steady, lost, never])) == (
+        "1 of 4; to 4, with a bias of 0.2 and a spread of 0.25"
+    )
+
+
+def test_an_update_is_understood_from_eight_files(generate: ModuleType) -> None:
+    lists = {spec.name: generate.reading_order(spec) for spec in packaged_specs().values()}
+    assert {name: files for name, files in lists.items() if len(files) > 8} == {}
+    assert lists["dqn"] == [
+        "algorithms/dqn.py",
+        "algorithms/value_based.py",
+        "algorithms/optimization.py",
+        "algorithms/base.py",
+        "models/mlp_q_network.py",
+        "models/blocks.py",
+    ]
+
+
+def test_an_algorithm_without_a_page_is_noticed(generate: ModuleType) -> None:
+    unknown = replace(packaged_specs()["dqn"], name="unknown")
+    with pytest.raises(SystemExit, match="name the page of unknown in FAMILIES"):
+        generate.page_of(unknown)

@@ -12,41 +12,39 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-import typer
 from click.testing import Result
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from typer.testing import CliRunner
 
 import toy_envs
-from rl_training import cli_doctor
+from rl_training.cli import app
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.types import EnvSpec
-from rl_training.envs.replay_probe import global_generators, same
+from rl_training.envs.snapshots.probe import global_generators, same
 from rl_training.errors import ConfigError, EnvError
-from rl_training.runtime import env_fits
-from rl_training.runtime.env_check import (
-    AlgorithmFit,
+from rl_training.runtime.spec_table import packaged_specs
+from rl_training.tools.doctor import machine, suitability
+from rl_training.tools.doctor.contract import Episode, Play, leaf_problems, random_play
+from rl_training.tools.doctor.environment import (
     EnvCheck,
-    algorithm_fits,
     check_ends,
     check_environment,
-    fit_findings,
     verdict,
 )
-from rl_training.runtime.env_play import Episode, Finding, Play, leaf_troubles, random_play
-from rl_training.runtime.spec import all_specs
+from rl_training.tools.doctor.report import Finding
+from rl_training.tools.doctor.suitability import AlgorithmFit, algorithm_fits, fit_findings
 from training import FAMILY
 
 QUICK = 0.1
 
 
-MEASURED = env_fits.seconds_per_step
+MEASURED = suitability.seconds_per_step
 
 
 @pytest.fixture(autouse=True)
 def _learning_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """To measure every algorithm takes seconds; one test has it done."""
-    monkeypatch.setattr(env_fits, "seconds_per_step", lambda *_: 1e-3)
+    monkeypatch.setattr(suitability, "seconds_per_step", lambda *_: 1e-3)
 
 
 class GoodEnv(toy_envs.RandomWalkEnv):
@@ -157,7 +155,7 @@ def lines(check: EnvCheck, mark: str, topic: str) -> list[str]:
     return [found.text for found in check.findings if (found.mark, found.topic) == (mark, topic)]
 
 
-def troubles(check: EnvCheck) -> set[tuple[str, str]]:
+def problems(check: EnvCheck) -> set[tuple[str, str]]:
     """Errors and warnings by topic, the verdict aside."""
     return {
         (found.mark, found.topic)
@@ -175,7 +173,7 @@ def troubles(check: EnvCheck) -> set[tuple[str, str]]:
 )
 def test_a_good_environment_has_no_error_or_warning(env_id: str, takes: list[str]) -> None:
     check = check_environment(env_id, seconds=0.3)
-    assert troubles(check) == set()
+    assert problems(check) == set()
     assert check.passed
     assert check.findings[-1] == Finding("ok", "verdict", "ready for training")
     assert check.resume is not None
@@ -233,7 +231,7 @@ def test_a_broken_interface_is_named(make: Any, kwargs: Any, mark: str, words: s
     assert not lines(check, "ok", "api") or make in (OwnGeneratorEnv, SeedDefaultEnv)
 
 
-def test_the_step_of_the_first_trouble_is_told() -> None:
+def test_the_step_of_the_first_problem_is_told() -> None:
     check = checked(toy_envs.RaisingEnv, at=3)
     assert check.findings[0].text.endswith("(first seen at step 3)")
     assert [found.topic for found in check.findings] == ["api", "verdict"]
@@ -289,20 +287,20 @@ PAIR = Dict({"a": Box(0.0, 1.0, (1,), np.float32), "b": Discrete(3)})
     ],
 )
 def test_what_is_wrong_with_a_value(space: Any, value: Any, expected: list[Any]) -> None:
-    found = list(leaf_troubles(space, value))
-    assert [(trouble.mark, trouble.topic) for trouble in found] == [case[:2] for case in expected]
-    for trouble, (_, _, words) in zip(found, expected, strict=True):
-        assert words in trouble.text
+    found = list(leaf_problems(space, value))
+    assert [(problem.mark, problem.topic) for problem in found] == [case[:2] for case in expected]
+    for problem, (_, _, words) in zip(found, expected, strict=True):
+        assert words in problem.text
 
 
 def test_parts_of_an_observation_are_named() -> None:
     obs = {"a": np.full(1, 2.0, np.float32), "b": 1}
     play = random_play(ObservingEnv(obs, PAIR), seconds=QUICK, most_steps=20)
-    (trouble,) = play.troubles.values()
-    assert trouble.text.startswith("observation['a'][0] is 2.0, above the upper bound 1.0")
+    (problem,) = play.problems.values()
+    assert problem.text.startswith("observation['a'][0] is 2.0, above the upper bound 1.0")
     pair = Tuple([Discrete(2), Discrete(2)])
     play = random_play(ObservingEnv((0, 5), pair), seconds=QUICK, most_steps=20)
-    assert [trouble.text[:14] for trouble in play.troubles.values()] == ["observation[1]"]
+    assert [problem.text[:14] for problem in play.problems.values()] == ["observation[1]"]
 
 
 @pytest.mark.parametrize("where", ["reward", "obs"])
@@ -319,7 +317,7 @@ def test_large_observations_get_the_advice_to_normalise(reach: float, advised: b
     space = Box(-1e4, 1e4, (2,), np.float32)
     check = checked(ObservingEnv, obs=np.array([0, -reach], np.float32), space=space)
     advice = lines(check, "note", "scale")
-    assert check.play.largest == reach
+    assert check.play.largest_observation == reach
     assert bool(advice) is advised
     assert all("normalize_observations: true" in line for line in advice)
 
@@ -453,19 +451,21 @@ def test_the_resume_level_is_told_with_its_reason(make: Any, level: str, mark: s
 def test_predicted_memory_and_time_are_those_of_the_buffer_and_the_speed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(env_fits, "seconds_per_step", MEASURED)
+    monkeypatch.setattr(suitability, "seconds_per_step", MEASURED)
     fits = algorithm_fits(Box(-1.0, 1.0, (4,), np.float32), Discrete(2), steps_per_second=20_000.0)
     by_name = {fit.name: fit for fit in fits}
     spec = EnvSpec(env_id="any", obs_shape=(4,), action_kind="discrete", num_actions=2)
     # 4 observations of 4 bytes, an action of 8, reward and discount of 4 each, and a flag.
-    assert by_name["dqn"].replay_bytes == 100_001 * (16 + 8 + 8 + 1)
-    assert by_name["dqn"].replay_bytes == ReplayBuffer.predicted_bytes(spec, 100_000, 1)
+    assert by_name["dqn"].memory_bytes == 100_001 * (16 + 8 + 8 + 1)
+    assert by_name["dqn"].memory_bytes == ReplayBuffer.predicted_bytes(spec, 100_000, 1)
     for algo in FAMILY:
-        assert by_name[algo].replay_bytes == by_name["dqn"].replay_bytes
-    assert by_name["ppo"].replay_bytes is None
+        assert by_name[algo].memory_bytes == by_name["dqn"].memory_bytes
+    # Two observations of 16 bytes, an action of 8, a reward of 4 and four flags.
+    assert by_name["ppo"].memory_bytes == 128 * (2 * 16 + 8 + 4 + 4)
+    assert "6.0 KiB of rollout memory" in fit_findings([by_name["ppo"]])[0].text
     assert by_name["dqn"].env_seconds == {50_000: 2.5, 100_000: 5.0}
     text = fit_findings([by_name["dqn"]])[0].text
-    assert "3.1 MiB of replay" in text
+    assert "3.1 MiB of replay memory" in text
     own = by_name["dqn"].own_seconds
     assert 1e-5 < own < 0.1
     total = 2.5 + 50_000 * own
@@ -494,9 +494,9 @@ def test_spaces_that_no_algorithm_takes_are_an_error() -> None:
 def test_replay_beyond_the_memory_of_the_machine_is_a_warning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    fit = AlgorithmFit(name="dqn", replay_bytes=1_000, env_seconds={})
+    fit = AlgorithmFit(name="dqn", memory_bytes=1_000, env_seconds={})
     for available, mark in ((999, "warning"), (1_000, "ok"), (None, "ok")):
-        monkeypatch.setattr(env_fits, "available_memory", lambda here=available: here)
+        monkeypatch.setattr(suitability, "available_memory", lambda here=available: here)
         assert [found.mark for found in fit_findings([fit])] == [mark]
 
 
@@ -505,16 +505,13 @@ def test_the_verdict_counts() -> None:
     warning, error = Finding("warning", "a", ""), Finding("error", "a", "")
     assert verdict([fine, note]).mark == "ok"
     assert verdict([fine, warning, warning]).text == "can be trained in; 2 worth a look first"
-    assert verdict([error, warning]).text == "1 to mend before training, 1 warnings"
+    assert verdict([error, warning]).text == "1 to fix before training, 1 warnings"
 
 
 # The command.
 
 
 def doctor(*arguments: str) -> Result:
-    app = typer.Typer()
-    app.callback()(lambda: None)  # more than one command, as in the real command line
-    cli_doctor.register(app)
     return CliRunner().invoke(app, ["doctor", *arguments])
 
 
@@ -565,13 +562,13 @@ def test_an_extra_lacks_what_is_not_installed_directly_or_by_another_extra(
     }
     installed = {"gymnasium": "1.2.0", "matplotlib": "2.9"}
     monkeypatch.setattr("importlib.metadata.requires", lambda name: requirements[name])
-    monkeypatch.setattr(cli_doctor, "_version", installed.get)
-    assert list(cli_doctor._missing("rl-training", "box2d")) == ["box2d-py"]
-    assert list(cli_doctor._missing("rl-training", "report")) == ["matplotlib"]  # too old
+    monkeypatch.setattr(machine, "_version", installed.get)
+    assert list(machine._missing("rl-training", "box2d")) == ["box2d-py"]
+    assert list(machine._missing("rl-training", "report")) == ["matplotlib"]  # too old
     installed |= {"box2d-py": "2.3.8", "matplotlib": "3.9"}
-    assert list(cli_doctor._missing("rl-training", "box2d")) == []
-    assert list(cli_doctor._missing("rl-training", "report")) == []
-    assert cli_doctor.versions().keys() == {"rl-training", "python", "numpy"}
+    assert list(machine._missing("rl-training", "box2d")) == []
+    assert list(machine._missing("rl-training", "report")) == []
+    assert machine.versions().keys() == {"rl-training", "python", "numpy"}
 
 
 def test_missing_things_are_notes_and_a_missing_requirement_is_an_error() -> None:
@@ -586,12 +583,12 @@ def test_missing_things_are_notes_and_a_missing_requirement_is_an_error() -> Non
         "extras": {"box2d": ["swig"], "report": []},
         "compiler": None,
     }
-    found = {(line.mark, line.topic): line.text for line in cli_doctor.machine_findings(report)}
+    found = {(line.mark, line.topic): line.text for line in machine.machine_findings(report)}
     assert found["error", "version"] == "numpy is not installed"
     assert found["ok", "threads"] == "torch uses 2 of 4 usable CPUs (8 in all)"
     assert found["ok", "memory"] == "3.0 GiB available"
     assert found["note", "extra"] == "box2d: lacks swig; pip install 'rl-training[box2d]'"
-    assert found["ok", "extra"] == "report: there"
+    assert found["ok", "extra"] == "report: installed"
     assert "no C++ compiler" in found["note", "compiler"]
 
 
@@ -600,11 +597,11 @@ def test_the_compiler_is_the_one_the_environment_names(
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda name: name if name in ("mine", "clang++") else None)
     monkeypatch.setenv("CXX", "mine")
-    assert cli_doctor.compiler() == "mine"
+    assert machine.compiler() == "mine"
     monkeypatch.delenv("CXX")
-    assert cli_doctor.compiler() == "clang++"
+    assert machine.compiler() == "clang++"
     monkeypatch.setattr("shutil.which", lambda name: None)
-    assert cli_doctor.compiler() is None
+    assert machine.compiler() is None
 
 
 def test_exit_codes() -> None:
@@ -657,6 +654,7 @@ def test_settings_reach_the_environment() -> None:
     [
         (("--set", "env_kwargs.x=1"), "go with --env"),
         (("--seconds", "1"), "go with --env"),
+        (("--algo", "my_module:SPEC"), "go with --env"),
         (
             ("--env", "CartPole-v1", "--set", "seed=1"),
             "expected a key of env_kwargs or vectorization or wrappers",
@@ -696,6 +694,7 @@ def test_a_slow_environment_is_not_probed_for_long(monkeypatch: pytest.MonkeyPat
     assert time.monotonic() - started < 15
 
 
+@pytest.mark.extra("pixels")
 def test_stacked_images_are_counted_once_and_not_to_be_normalised() -> None:
     check = check_environment(
         "Pendulum-v1",
@@ -705,13 +704,14 @@ def test_stacked_images_are_counted_once_and_not_to_be_normalised() -> None:
     )
     assert check.passed
     assert {fit.name for fit in check.fits if not fit.refusal} == {"drq", "drqv2", "ppo"}
-    replay = {fit.name: fit.replay_bytes for fit in check.fits}
+    replay = {fit.name: fit.memory_bytes for fit in check.fits}
     # A colour image, an action, a reward, a discount and a flag for each of 100,000 transitions,
     # and the rows of the newest stack.
     assert replay["drq"] == 100_003 * (3 * 20 * 20 + 4 + 4 + 4 + 1)
     assert not any(finding.topic == "scale" for finding in check.findings)
 
 
+@pytest.mark.extra("atari")
 def test_a_native_environment_is_checked_as_such() -> None:
     check = check_environment("ALE/Pong-v5", vectorization="native", seconds=QUICK)
     assert check.passed
@@ -721,5 +721,5 @@ def test_a_native_environment_is_checked_as_such() -> None:
 def test_learning_from_images_is_measured_in_a_few_updates() -> None:
     spaces = Box(0, 255, (3, 40, 40), np.uint8), Box(-1.0, 1.0, (1,))
     started = time.perf_counter()
-    took = MEASURED(all_specs()["drqv2"], *spaces)
+    took = MEASURED(packaged_specs()["drqv2"], *spaces)
     assert 0 < took < time.perf_counter() - started < 60

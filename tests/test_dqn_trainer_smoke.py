@@ -27,12 +27,12 @@ from rl_training.errors import (
     SaveError,
     UsageError,
 )
-from rl_training.experiment.checkpointing import find_checkpoint
-from rl_training.experiment.logging import read_metrics
-from rl_training.experiment.runs import list_runs
 from rl_training.runtime.progress import Every, Progress
 from rl_training.runtime.result import TrainingInterrupted
 from rl_training.runtime.training_run import TrainingRun
+from rl_training.storage.checkpoints import find_checkpoint
+from rl_training.storage.metrics_log import read_metrics
+from rl_training.storage.runs import list_runs
 from toy_envs import ChainEnv, CountingEnv, NaNEnv, RaisingEnv, TimedChain
 from training import KeepModel, StopAt, tiny_config
 

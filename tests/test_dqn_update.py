@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -11,16 +9,16 @@ from torch import nn
 from torch.testing import assert_close
 
 from rl_training.algorithms.base import UpdateResult
-from rl_training.algorithms.dqn import DQN, DQNConfig, dqn_loss
-from rl_training.algorithms.functional.shapes import expect_shapes
-from rl_training.algorithms.functional.td import q_target
-from rl_training.data.types import EnvSpec, Moment
+from rl_training.algorithms.dqn import DQN, dqn_loss, q_target
+from rl_training.config.value_based import DQNConfig
+from rl_training.data.shapes import expect_shapes
+from rl_training.data.types import Clock, EnvSpec
 from rl_training.errors import ConfigError
 from rl_training.models.mlp_q_network import MLPQNetwork
-from value_batches import make_batch
+from value_batches import KERNELS, accelerated, assert_goes_on_bit_for_bit, make_batch
 
 SPEC = EnvSpec(env_id="toy", obs_shape=(1,), action_kind="discrete", num_actions=2)
-START = Moment(env_steps=0, horizon=100)
+START = Clock(env_steps=0, horizon=100)
 
 
 class TwoWeights(nn.Module):
@@ -47,7 +45,7 @@ def test_loss_is_the_mean_huber_error_and_metrics_describe_it() -> None:
     # Targets: 1 + 0.9 * 6 = 6.4 and 0.5 + 0 = 0.5; values 1 and 4; errors 5.4 and -3.5.
     batch = make_batch([0, 1], [1.0, 0.5], [0.9, 0.0])
     result = dqn_loss(Q, NEXT_Q, batch)
-    assert_close(result.loss, torch.tensor((4.9 + 3.0) / 2))
+    assert_close(result.value, torch.tensor((4.9 + 3.0) / 2))
     assert_close(result.priority, torch.tensor([5.4, 3.5]))
     expected = {"loss": 3.95, "q_value_mean": 2.5, "target_mean": 3.45, "td_error_mean": 4.45}
     assert set(result.metrics) == set(expected)
@@ -58,12 +56,12 @@ def test_loss_is_the_mean_huber_error_and_metrics_describe_it() -> None:
 
 def test_importance_weights_scale_each_row() -> None:
     batch = make_batch([0, 1], [1.0, 0.5], [0.9, 0.0], weight=[2.0, 0.5])
-    assert_close(dqn_loss(Q, NEXT_Q, batch).loss, torch.tensor((2 * 4.9 + 0.5 * 3.0) / 2))
+    assert_close(dqn_loss(Q, NEXT_Q, batch).value, torch.tensor((2 * 4.9 + 0.5 * 3.0) / 2))
 
 
 def test_squared_loss_is_half_the_mean_square() -> None:
     batch = make_batch([0, 1], [1.0, 0.5], [0.9, 0.0])
-    loss = dqn_loss(Q, NEXT_Q, batch, kind="mse").loss
+    loss = dqn_loss(Q, NEXT_Q, batch, kind="mse").value
     assert_close(loss, torch.tensor((0.5 * 5.4**2 + 0.5 * 3.5**2) / 2))
 
 
@@ -71,29 +69,17 @@ def test_double_q_learning_takes_the_online_choice_and_the_target_value() -> Non
     # The online network prefers action 0 in row 0, so the target is 1 + 0.9 * 5 = 5.5.
     selector = torch.tensor([[9.0, 1.0], [0.0, 1.0]])
     batch = make_batch([0, 1], [1.0, 0.5], [0.9, 0.0])
-    assert_close(dqn_loss(Q, NEXT_Q, batch, selector=selector).loss, torch.tensor((4.0 + 3.0) / 2))
+    assert_close(dqn_loss(Q, NEXT_Q, batch, selector=selector).value, torch.tensor((4.0 + 3.0) / 2))
 
 
 def test_gradient_reaches_only_the_chosen_actions_and_never_the_target() -> None:
     q = Q.clone().requires_grad_()
     next_q = NEXT_Q.clone().requires_grad_()
     result = dqn_loss(q, next_q, make_batch([0, 1], [1.0, 0.5], [0.9, 0.0]))
-    result.loss.backward()
-    assert_close(result.gradient, q.grad)  # written out, and automatic
+    result.value.backward()
     # Beyond 1 the Huber gradient is the sign of the error; the batch mean halves it.
     assert_close(q.grad, torch.tensor([[-0.5, 0.0], [0.0, 0.5]]))
     assert next_q.grad is None
-
-
-@pytest.mark.parametrize("kind", ["huber", "mse"])
-def test_the_gradient_written_out_is_the_automatic_one(kind: Any) -> None:
-    rng = torch.Generator().manual_seed(0)
-    q = (3 * torch.randn(50, 4, generator=rng)).requires_grad_()  # errors on both sides of 1
-    batch = make_batch(torch.randint(0, 4, (50,), generator=rng).tolist(), [0.3] * 50, [0.9] * 50)
-    batch = batch._replace(weight=torch.rand(50, generator=rng))
-    result = dqn_loss(q, torch.randn(50, 4, generator=rng), batch, kind=kind)
-    result.loss.backward()
-    assert_close(result.gradient, q.grad)
 
 
 def test_a_shape_that_would_broadcast_is_refused() -> None:
@@ -125,7 +111,7 @@ def test_one_centred_rmsprop_step() -> None:
 def test_the_learning_rate_follows_its_schedule() -> None:
     model = TwoWeights()
     hyper = DQNConfig(learning_rate={"initial": 0.02, "final": 0.0})
-    DQN(model, hyper, SPEC).update(make_batch([0], [1.0], [0.0]), Moment(75, 100))
+    DQN(model, hyper, SPEC).update(make_batch([0], [1.0], [0.0]), Clock(75, 100))
     assert model.weights[0] == pytest.approx(0.005, abs=1e-8)
 
 
@@ -141,15 +127,15 @@ def test_the_target_network_is_copied_when_an_interval_has_passed() -> None:
     model = TwoWeights()
     dqn = DQN(model, DQNConfig(learning_rate=0.01, target_update_interval=10), SPEC)
     batch = make_batch([0], [1.0], [0.0])
-    dqn.update(batch, Moment(9, 100))
+    dqn.update(batch, Clock(9, 100))
     assert dqn.target.module.weights == [0.0, 0.0]
-    dqn.update(batch, Moment(12, 100))  # updates need not meet the multiple of 10 itself
+    dqn.update(batch, Clock(12, 100))  # updates need not meet the multiple of 10 itself
     copied = model.weights
     assert dqn.target.module.weights == copied
-    dqn.update(batch, Moment(19, 100))
+    dqn.update(batch, Clock(19, 100))
     assert dqn.target.module.weights == copied
     assert model.weights != copied
-    dqn.update(batch, Moment(35, 100))
+    dqn.update(batch, Clock(35, 100))
     assert dqn.target.module.weights == model.weights
 
 
@@ -190,35 +176,23 @@ def test_actions_are_greedy_except_for_the_share_epsilon() -> None:
     dqn = DQN(model, DQNConfig(epsilon={"initial": 1.0, "final": 0.2, "fraction": 0.5}), SPEC)
     obs, first = np.ones((20_000, 1), np.float32), np.zeros(20_000, np.bool_)
 
-    def share_of_other(moment: Moment) -> float:
-        return float((dqn.act(obs, (), first, moment, explore=True).action == 0).mean())
+    def share_of_other(clock: Clock) -> float:
+        return float((dqn.act(obs, (), first, clock, explore=True).action == 0).mean())
 
-    assert share_of_other(Moment(0, 100)) == pytest.approx(0.5, abs=0.02)
-    assert share_of_other(Moment(25, 100)) == pytest.approx(0.3, abs=0.02)  # epsilon 0.6
-    assert share_of_other(Moment(80, 100)) == pytest.approx(0.1, abs=0.02)  # epsilon 0.2
-    assert share_of_other(Moment(80, 100, learning_starts=81)) == pytest.approx(0.5, abs=0.02)
-    assert (dqn.act(obs, (), first, Moment(0, 100), explore=False).action == 1).all()
+    assert share_of_other(Clock(0, 100)) == pytest.approx(0.5, abs=0.02)
+    assert share_of_other(Clock(25, 100)) == pytest.approx(0.3, abs=0.02)  # epsilon 0.6
+    assert share_of_other(Clock(80, 100)) == pytest.approx(0.1, abs=0.02)  # epsilon 0.2
+    assert share_of_other(Clock(80, 100, learning_starts=81)) == pytest.approx(0.5, abs=0.02)
+    assert (dqn.act(obs, (), first, Clock(0, 100), explore=False).action == 1).all()
 
 
-def test_state_round_trip_continues_bit_for_bit() -> None:
-    def trained(updates: int) -> DQN:
-        torch.manual_seed(0)
+@KERNELS
+def test_state_round_trip_continues_bit_for_bit(kernels: bool) -> None:
+    def build() -> DQN:
         dqn = DQN(MLPQNetwork(1, 2, (8,)), DQNConfig(target_update_interval=3), SPEC)
-        for number in range(updates):
-            dqn.update(make_batch([0, 1], [1.0, -1.0], [0.9, 0.9]), Moment(number, 100))
-        return dqn
+        return accelerated(dqn) if kernels else dqn
 
-    straight, first_half = trained(10), trained(5)
-    torch.manual_seed(1)
-    resumed = DQN(MLPQNetwork(1, 2, (8,)), DQNConfig(target_update_interval=3), SPEC)
-    resumed.load_state_dict(first_half.state_dict())
-    for number in range(5, 10):
-        resumed.update(make_batch([0, 1], [1.0, -1.0], [0.9, 0.9]), Moment(number, 100))
-    assert torch.equal(resumed.optimizer.flat, straight.optimizer.flat)
-    for mine, other in zip(
-        resumed.target.module.parameters(), straight.target.module.parameters(), strict=True
-    ):
-        assert torch.equal(mine, other)
+    assert_goes_on_bit_for_bit(build)
 
 
 def test_network_gives_a_value_per_action_and_acts_greedily() -> None:

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from rl_training.algorithms.drq import DrQ, DrQConfig, critic_error, drq_loss
-from rl_training.algorithms.drqv2_config import DrQv2Config
-from rl_training.algorithms.functional.entropy import soft_actor_loss
+from rl_training.algorithms.drq import DrQ, drq_critic_loss, drq_loss
 from rl_training.algorithms.functional.random_shift import random_shift
-from rl_training.algorithms.functional.squashed_gaussian import squashed_sample
-from rl_training.algorithms.sac import SAC, SACConfig
-from rl_training.data.types import Batch, EnvSpec, Moment
+from rl_training.algorithms.sac import SAC
+from rl_training.algorithms.soft_actor_critic import soft_actor_loss, squashed_sample
+from rl_training.config.actor_critic import DrQConfig, DrQv2Config, SACConfig
+from rl_training.config.hyper_parameters import HyperParameters
+from rl_training.config.train_config import check_hyper_parameters
+from rl_training.data.types import Batch, Clock, EnvSpec
 from rl_training.errors import ConfigError
-from rl_training.experiment.config import HyperParameters, check_hyper_parameters
 from rl_training.models.cnn.drq import CNNDrQModel
 
 SPEC = EnvSpec(
@@ -30,7 +30,7 @@ SPEC = EnvSpec(
     action_kind="continuous",
     action_dim=2,
 )
-LEARNING = Moment(100, 1000, 10)
+LEARNING = Clock(100, 1000, 10)
 ROWS = 5
 
 
@@ -78,10 +78,21 @@ def test_the_loss_by_hand() -> None:
         "target_q_mean": 1.5,
         "actor_loss": -3.5,
         "entropy": -1.0,
+        "alpha": 0.5,
     }
-    assert critic_error(q_values, target)[1].tolist() == [[[-1.0, 1.0], [1.0, -1.0]]]
     with pytest.raises(ValueError, match="expected"):
         drq_loss(torch.zeros(2, 3, 4), torch.zeros(5), torch.zeros(5), torch.zeros(5), 0.1)
+
+
+def test_the_critics_loss_by_hand() -> None:
+    q_values = torch.tensor([[[1.0, 2.0], [3.0, 0.0]]], requires_grad=True)
+    target = torch.tensor([2.0, 1.0], requires_grad=True)
+    loss, metrics, _ = drq_critic_loss(q_values, target)
+    loss.backward()
+    assert (loss.item(), float(metrics["critic_loss"])) == (2.0, 2.0)
+    assert q_values.grad is not None
+    assert q_values.grad.tolist() == [[[-1.0, 1.0], [1.0, -1.0]]]
+    assert target.grad is None  # a target carries no gradient
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -210,8 +221,19 @@ def test_what_shapes_the_default_network_is_refused_beside_another(
 
 def test_the_actors_loss_by_hand() -> None:
     value, log_prob = torch.tensor([5.0, 3.0]), torch.tensor([-1.0, 3.0])
-    loss, entropy = soft_actor_loss(value, log_prob, 0.5)
-    assert (float(loss), float(entropy)) == (-3.5, -1.0)  # rows -0.5 - 5 and 1.5 - 3
+    value.requires_grad_()
+    log_prob.requires_grad_()
+    loss, metrics, _ = soft_actor_loss(value, log_prob, 0.5)
+    loss.backward()
+    assert loss.item() == -3.5  # rows -0.5 - 5 and 1.5 - 3
+    assert {name: float(x) for name, x in metrics.items()} == {
+        "actor_loss": -3.5,
+        "entropy": -1.0,
+        "alpha": 0.5,
+    }
+    assert value.grad is not None
+    assert log_prob.grad is not None
+    assert (value.grad.tolist(), log_prob.grad.tolist()) == ([-0.5, -0.5], [0.25, 0.25])
     with pytest.raises(ValueError, match="expected"):
         soft_actor_loss(value[:, None], log_prob, 0.5)
 

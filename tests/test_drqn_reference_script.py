@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from reference_script import ReferenceScriptTests
+from reference_script import Case, ReferenceScriptTests, cases
+
+CASE = Case(name="drqn_cartpole_reference", learning_steps=8_000, short_steps=1_300)
 
 
+@cases(CASE)
 class TestDRQNReferenceScript(ReferenceScriptTests):
-    name = "drqn_cartpole_reference"
-    learning_steps = 8_000
-    short_steps = 1_300
+    pass

@@ -14,12 +14,9 @@ import torch
 from gymnasium.vector import VectorEnv
 
 from rl_training import DRQN
+from rl_training.config.train_config import TrainConfig
 from rl_training.errors import ConfigError, IncompatibleEnv, NonFiniteError, UsageError
-from rl_training.experiment.checkpointing import find_checkpoint
-from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.registry import load_agent, open_checkpoint
-from rl_training.experiment.state_tree import tree_hash
 from rl_training.runtime.agent import Agent
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import Collector
@@ -27,6 +24,9 @@ from rl_training.runtime.drqn_trainer import train_drqn
 from rl_training.runtime.result import TrainingInterrupted
 from rl_training.runtime.seeding import derive_seed
 from rl_training.runtime.training_run import TrainingRun, evaluation_seed
+from rl_training.storage.checkpoints import find_checkpoint
+from rl_training.storage.metrics_log import read_metrics
+from rl_training.storage.tree import tree_hash
 from training import StopAt, final_state, tiny_config
 
 
@@ -94,7 +94,7 @@ def stopped(config: TrainConfig, env_steps: int) -> Path:
     result = interruption.value.result
     assert env_steps <= result.global_step < 240
     checkpoint = find_checkpoint(result.run_dir)
-    assert all(part[0].any() for part in checkpoint.read("loop")["collector"]["state"])
+    assert all(part[0].any() for part in checkpoint.read("loop")["run"]["collector"]["state"])
     assert checkpoint.read("replay")["unsaved"][0] > 0
     return result.run_dir
 

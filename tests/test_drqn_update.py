@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from rl_training.algorithms.drqn import DRQN, DRQNConfig, drqn_loss
+from rl_training.algorithms.drqn import DRQN, drqn_loss, sequence_target
+from rl_training.config.value_based import DRQNConfig
 from rl_training.data.recurrent_replay_buffer import RecurrentReplayBuffer
-from rl_training.data.types import EnvSpec, Moment, SequenceBatch
+from rl_training.data.types import Clock, EnvSpec, SequenceBatch
 from rl_training.envs.factory import make_vector_env
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.errors import ConfigError
@@ -24,10 +25,10 @@ from rl_training.models.mlp_q_network import MLPQNetwork
 from rl_training.models.recurrent.lstm_q_network import LSTMQNetwork
 from rl_training.runtime.collector import Collector
 from training import recalled
-from value_batches import numbers_of
+from value_batches import differentiated, numbers_of
 
 SPEC = EnvSpec(env_id="toy", obs_shape=(3,), action_kind="discrete", num_actions=2)
-START = Moment(env_steps=0, horizon=100)
+START = Clock(env_steps=0, horizon=100)
 
 
 def test_lstm_q_network_vector_obs_returns_q_values_actions_and_state() -> None:
@@ -62,11 +63,11 @@ BATCH = SequenceBatch(
     [("huber", (1.5, 0.125, 0.5), (-1.0, 0.5, -1.0)), ("mse", (2, 0.125, 0.5), (-2.0, 0.5, -1.0))],
 )
 def test_the_loss_by_hand(kind: Any, losses: tuple[float, ...], slopes: tuple[float, ...]) -> None:
-    result = drqn_loss(Q_VALUES, TARGET_VALUES, BATCH, kind=kind)
-    assert_close(result.loss, torch.tensor(sum(losses) / 3))
+    result, found = differentiated(drqn_loss, Q_VALUES, TARGET_VALUES, BATCH, kind=kind)
+    assert_close(result.value, torch.tensor(sum(losses) / 3))
     gradient = torch.zeros(3, 2, 2)
     gradient[0, 0, 0], gradient[0, 1, 0], gradient[1, 0, 1] = (slope / 3 for slope in slopes)
-    assert_close(result.gradient, gradient)
+    assert_close(found, gradient)
     assert numbers_of(result.metrics) == pytest.approx(
         {
             "loss": sum(losses) / 3,
@@ -82,7 +83,7 @@ def test_with_double_the_online_network_chooses_and_the_target_network_values() 
     # Online the first action is the better one after the first row, 2.5 over 2: 1 + 0.5 * 2 = 2,
     # an error of -1. The others stay.
     result = drqn_loss(Q_VALUES, TARGET_VALUES, BATCH, double=True)
-    assert_close(result.loss, torch.tensor((0.5 + 0.125 + 0.5) / 3))
+    assert_close(result.value, torch.tensor((0.5 + 0.125 + 0.5) / 3))
     assert numbers_of(result.metrics)["target_mean"] == pytest.approx((2 + 1.5 + 3) / 3)
 
 
@@ -106,13 +107,17 @@ def test_rewards_are_summed_as_far_as_the_sequence_and_its_episode_go() -> None:
         mask=torch.ones(5, 1, dtype=torch.bool),
         state=(),
     )
-    following = torch.tensor([0.0, 10.0, 20.0, 40.0, 80.0, 160.0])
-    target_values = torch.stack([following, following - 1], 1)[:, None]
+    best = torch.tensor([0.0, 10.0, 20.0, 40.0, 80.0, 160.0])
+    target_values = torch.stack([best, best - 1], 1)[:, None]
 
     def targets(n_step: int, changed: SequenceBatch = batch) -> list[float]:
         # The gradient of half the squared error of a zero is minus the target, over five rows.
-        found = drqn_loss(torch.zeros(5, 1, 2), target_values, changed, n_step=n_step, kind="mse")
-        return (-5 * found.gradient[:, 0, 0]).tolist()
+        options: Any = {"n_step": n_step, "kind": "mse"}
+        q_values = torch.zeros(5, 1, 2)
+        _, gradient = differentiated(drqn_loss, q_values, target_values, changed, **options)
+        found = (-5 * gradient[:, 0, 0]).tolist()
+        assert sequence_target(changed, best[1:, None], n_step).flatten().tolist() == found
+        return found
 
     one = [1 + 5, 2 + 10, 4 + 20, 8 + 40, 16 + 80]
     assert targets(1) == one
@@ -127,11 +132,11 @@ def test_padding_ends_the_sum_too() -> None:
     batch = random_batch(1, 6, 4, starts=0.0)
     batch = batch._replace(mask=torch.arange(6)[:, None] < torch.tensor([6, 4, 1, 0]))
     q_values, target_values = torch.randn(2, 7, 4, 2)
-    expected = drqn_loss(q_values, target_values, batch, n_step=4)
-    garbage = batch.reward.masked_fill(~batch.mask, 1e6)
-    changed = drqn_loss(q_values, target_values, batch._replace(reward=garbage), n_step=4)
-    assert torch.equal(expected.loss, changed.loss)
-    assert torch.equal(expected.gradient, changed.gradient)
+    expected, gradient = differentiated(drqn_loss, q_values, target_values, batch, n_step=4)
+    garbage = batch._replace(reward=batch.reward.masked_fill(~batch.mask, 1e6))
+    changed, other = differentiated(drqn_loss, q_values, target_values, garbage, n_step=4)
+    assert torch.equal(expected.value, changed.value)
+    assert torch.equal(gradient, other)
 
 
 def test_a_row_outside_the_mask_counts_for_nothing() -> None:
@@ -140,18 +145,18 @@ def test_a_row_outside_the_mask_counts_for_nothing() -> None:
     )
     q_values, target_values = Q_VALUES.clone(), TARGET_VALUES.clone()
     q_values[1:, 1] = target_values[2, 1] = 1e4
-    mine = drqn_loss(Q_VALUES, TARGET_VALUES, BATCH)
-    theirs = drqn_loss(q_values, target_values, changed)
-    assert torch.equal(mine.loss, theirs.loss)
-    assert torch.equal(mine.gradient, theirs.gradient)
-    assert numbers_of(mine.metrics) == numbers_of(theirs.metrics)
+    expected, gradient = differentiated(drqn_loss, Q_VALUES, TARGET_VALUES, BATCH)
+    found, other = differentiated(drqn_loss, q_values, target_values, changed)
+    assert torch.equal(found.value, expected.value)
+    assert torch.equal(other, gradient)
+    assert numbers_of(found.metrics) == numbers_of(expected.metrics)
 
 
 def test_without_a_row_to_learn_from_the_loss_is_zero() -> None:
     batch = BATCH._replace(mask=torch.zeros(2, 2, dtype=torch.bool))
-    result = drqn_loss(Q_VALUES, TARGET_VALUES, batch)
-    assert float(result.loss) == 0.0
-    assert not result.gradient.any()
+    result, gradient = differentiated(drqn_loss, Q_VALUES, TARGET_VALUES, batch)
+    assert float(result.value) == 0.0
+    assert not gradient.any()
 
 
 def random_batch(
@@ -177,7 +182,7 @@ def random_batch(
 @pytest.mark.parametrize("kind", ["huber", "mse"])
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("n_step", [1, 3])
-def test_the_gradient_written_out_is_the_automatic_one(
+def test_only_the_values_of_the_actions_taken_are_learned(
     kind: Any, double: bool, n_step: int
 ) -> None:
     batch = random_batch(0, 9, 6)
@@ -186,11 +191,13 @@ def test_the_gradient_written_out_is_the_automatic_one(
     target_values = torch.randn(10, 6, 2).requires_grad_()
     options: Any = {"double": double, "n_step": n_step, "kind": kind}
     result = drqn_loss(q_values, target_values, batch, **options)
-    assert not result.gradient.requires_grad
-    result.loss.backward()
-    assert_close(result.gradient, q_values.grad)
+    assert not any(value.requires_grad for value in result.metrics.values())
+    result.value.backward()
+    assert q_values.grad is not None
     assert target_values.grad is None
-    assert not result.gradient[-1].any()  # the successor is only looked at
+    assert not q_values.grad[-1].any()  # the successor is only looked at
+    taken = torch.nn.functional.one_hot(batch.action, 2).bool() & batch.mask[..., None]
+    assert torch.equal(q_values.grad[:-1] != 0, taken)
 
 
 @pytest.mark.parametrize("field", ["reward", "discount", "mask"])
@@ -249,9 +256,9 @@ def by_definition(batch: SequenceBatch, *, detach: bool = True, **hyper: Any) ->
             enough = last - row == settings.n_step or last == len(batch.mask)
             if enough or batch.first[last, column] or not batch.mask[last, column]:
                 break
-        following = values[1][last][column]
-        chooser = values[0][last][column] if settings.double else following
-        target_value += weight * float(following[chooser.argmax()])
+        next_q = values[1][last][column]
+        selector = values[0][last][column] if settings.double else next_q
+        target_value += weight * float(next_q[selector.argmax()])
         error = values[0][row][column, batch.action[row, column]] - target_value
         small = settings.loss == "mse" or abs(error.item()) <= 1
         total = total + (0.5 * error**2 if small else error.abs() - 0.5)
@@ -316,7 +323,7 @@ def test_burn_in_starts_both_networks_from_the_stored_state() -> None:
         state = network.q_values_sequence(batch.obs[:3], batch.state, batch.first[:3])[1]
         after.append(network.q_values_sequence(batch.obs[3:], state, batch.first[3:])[0])
     rest = SequenceBatch._make([*(field[3:] for field in batch[:-1]), ()])
-    expected = drqn_loss(after[0], after[1], rest).loss.detach()
+    expected = drqn_loss(after[0], after[1], rest).value.detach()
     assert_close(drqn.update(batch, START).metrics["loss"], expected)
 
 
@@ -406,7 +413,7 @@ def test_one_adam_step_and_the_copy_of_the_target_network() -> None:
     batch = random_batch(5, 6, 4)
     before, target = drqn.optimizer.flat.detach().clone(), list(drqn.target.module.parameters())
     copied = [parameter.clone() for parameter in target]
-    result = drqn.update(batch, Moment(9, 100))
+    result = drqn.update(batch, Clock(9, 100))
     assert drqn.optimizer.flat.grad is not None
     grad = drqn.optimizer.flat.grad
     # Adam's first step is the learning rate against the sign.
@@ -416,14 +423,14 @@ def test_one_adam_step_and_the_copy_of_the_target_network() -> None:
     assert_close(moved[large], -0.01 * grad.sign()[large], rtol=1e-3, atol=0)
     assert result.gradient_steps == 1
     assert all(map(torch.equal, target, copied))
-    drqn.update(batch, Moment(12, 100))
+    drqn.update(batch, Clock(12, 100))
     assert all(map(torch.equal, target, drqn.model.parameters()))
 
 
 def test_state_round_trip_continues_bit_for_bit() -> None:
     def trained(drqn: DRQN, numbers: range) -> DRQN:
         for number in numbers:
-            drqn.update(random_batch(number, 6, 4), Moment(number, 100))
+            drqn.update(random_batch(number, 6, 4), Clock(number, 100))
         return drqn
 
     hyper = {"burn_in": 2, "target_update_interval": 3}
@@ -493,7 +500,7 @@ def test_training_sees_the_values_that_acting_saw(
         tensors = [torch.from_numpy(x) for x in (obs, *state, first)]
         q_values = drqn.model.act(tensors[0], tuple(tensors[1:-1]), tensors[-1]).q_values
         seen.update(zip((row.tobytes() for row in obs), q_values.detach(), strict=True))
-        return drqn.act(obs, state, first, Moment(0, 1, 1), explore=True)
+        return drqn.act(obs, state, first, Clock(0, 1, 1), explore=True)
 
     for _ in range(90):
         buffer.add(collector.step(act))

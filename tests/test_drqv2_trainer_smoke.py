@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from rl_training import DrQv2
-from rl_training.experiment.checkpointing import find_checkpoint
-from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.registry import resolve_config
 from rl_training.runtime.drqv2_trainer import train_drqv2
+from rl_training.storage.checkpoints import find_checkpoint
+from rl_training.storage.metrics_log import read_metrics
 from training import tiny_config
 
 
@@ -30,7 +30,7 @@ def test_train_drqv2_writes_checkpoint_and_metrics(tmp_path: Path) -> None:
     noise = [row["train/noise"] for row in logged]
     assert noise == pytest.approx([1 - 0.8 * 50 / 120, 1 - 0.8 * 100 / 120, 0.2, 0.2], abs=0.01)
     algorithm = find_checkpoint(result.run_dir).read("agent")["algorithm"]
-    for name in ("encoder", "actor", "critics"):
+    for name in ("encoder", "actor", "critic"):
         assert int(algorithm[f"{name}_optimizer"]["steps"]) == result.updates
     assert DrQv2.load(result.run_dir).evaluate(3).returns == result.eval_returns
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from rl_training.algorithms.drqv2 import BOUND, DrQv2, drqv2_loss
-from rl_training.algorithms.drqv2_config import DrQv2Config
+from rl_training.algorithms.drqv2 import BOUND, DrQv2, bounded, drqv2_loss
 from rl_training.algorithms.functional.random_shift import random_shift
+from rl_training.config.actor_critic import DrQv2Config
+from rl_training.config.schedule import Schedule
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.data.types import Moment
+from rl_training.data.types import Clock
 from rl_training.errors import ConfigError
-from rl_training.experiment.config import Schedule
 from rl_training.models.cnn.drqv2 import CNNDrQv2Model
 from test_drq_update import LEARNING, ROWS, SPEC, gradient, random_batch
 
@@ -30,9 +30,20 @@ def make(seed: int = 0, **hyper: Any) -> DrQv2:
 
 
 def test_the_loss_by_hand() -> None:
-    q_values = torch.tensor([[1.0, 2.0], [3.0, 0.0]])  # two critics, two rows
+    q_values = torch.tensor([[1.0, 2.0], [3.0, 0.0]], requires_grad=True)  # two critics, two rows
+    target = torch.tensor([2.0, 1.0], requires_grad=True)
+    loss, metrics, _ = drqv2_loss(q_values, target)
+    loss.backward()
     # Errors -1, 1 and 1, -1: means over the rows of 1 each, added over the critics.
-    assert float(drqv2_loss(q_values, torch.tensor([2.0, 1.0]))) == 2.0
+    assert {name: float(x) for name, x in metrics.items()} == {
+        "critic_loss": 2.0,
+        "q_value_mean": 1.5,
+        "target_q_mean": 1.5,
+    }
+    assert loss.item() == 2.0
+    assert q_values.grad is not None
+    assert q_values.grad.tolist() == [[-1.0, 1.0], [1.0, -1.0]]
+    assert target.grad is None  # a target carries no gradient
     with pytest.raises(ValueError, match="expected"):
         drqv2_loss(torch.zeros(2, 3), torch.zeros(2))
 
@@ -56,11 +67,12 @@ def test_an_update_is_its_definition() -> None:
         value = twin.target.module(seen, action).amin(0)[:, 0]
         target = batch.reward + batch.discount * value
     q_values = twin.model.critics(twin.model.encoder(images), batch.action)[:, :, 0]
-    loss = drqv2_loss(q_values, target)
-    expected = {name: gradient_of(loss, twin, name) for name in ("encoder", "critics")}
+    loss = drqv2_loss(q_values, target).value
+    trained = {"encoder": agent.encoder_optimizer, "critics": agent.critic_optimizer}
+    expected = {name: gradient_of(loss, twin, name) for name in trained}
     result = agent.update(batch, LEARNING)
     for name, grad in expected.items():
-        assert_close(agent.optimizers[name].flat.grad, grad, rtol=1e-3, atol=1e-6)
+        assert_close(trained[name].flat.grad, grad, rtol=1e-3, atol=1e-6)
     assert float(result.metrics["critic_loss"]) == pytest.approx(loss.item(), rel=1e-4)
     assert float(result.metrics["target_q_mean"]) == pytest.approx(target.mean().item(), rel=1e-4)
     # The actor sees the features from before the encoder's step, and the critics after theirs.
@@ -71,7 +83,7 @@ def test_an_update_is_its_definition() -> None:
     held = action + (action.clip(-BOUND, BOUND) - action).detach()
     actor_loss = -agent.model.critics(features, held).amin(0).mean()
     by_actor = gradient(actor_loss, twin.model.actor)
-    assert_close(agent.optimizers["actor"].flat.grad, by_actor, rtol=1e-2, atol=1e-6)
+    assert_close(agent.actor_optimizer.flat.grad, by_actor, rtol=1e-2, atol=1e-6)
     assert float(result.metrics["actor_loss"]) == pytest.approx(actor_loss.item(), rel=1e-3)
 
 
@@ -93,15 +105,16 @@ def gradient_of(loss: Tensor, agent: DrQv2, name: str) -> Tensor:
 
 def test_the_actors_loss_does_not_train_the_encoder() -> None:
     agent = make()
-    encoder = agent.optimizers["encoder"]
+    encoder = agent.encoder_optimizer
+    assert encoder.flat.grad is not None
     seen: dict[str, Tensor] = {}
-    step = agent.optimizers["actor"].step
+    step = agent.actor_optimizer.step
 
     def watched(learning_rate: float) -> None:
-        seen.update(weights=encoder.flat.detach().clone(), grad=encoder.flat.grad.clone())
+        seen.update(weights=encoder.flat.detach().clone(), grad=encoder.flat.grad.clone())  # type: ignore[union-attr]
         step(learning_rate)
 
-    agent.optimizers["actor"].step = watched  # type: ignore[method-assign]
+    agent.actor_optimizer.step = watched  # type: ignore[method-assign]
     before = encoder.flat.detach().clone()
     agent.update(random_batch(), LEARNING)
     assert not torch.equal(before, seen["weights"])  # the critics' loss has moved it
@@ -114,7 +127,7 @@ def test_the_actors_loss_does_not_train_the_encoder() -> None:
 def test_noise_is_clipped_and_bounds_let_gradients_through() -> None:
     agent = make(noise_clip=0.3)
     mean = torch.tensor([[0.99, -0.99]] * 200, requires_grad=True)
-    action = agent._noisy(mean, spread=5.0)
+    action = bounded(mean + agent.clipped_noise(mean, 5.0))
     assert float(action.detach().max()) <= BOUND
     assert float(action.detach().min()) >= -BOUND
     assert float((action - mean).detach().abs().max()) <= 0.3 + 1e-6
@@ -129,17 +142,17 @@ def test_noise_while_acting_follows_its_schedule() -> None:
     first = np.zeros(ROWS, np.bool_)
 
     def distance(step: int) -> float:
-        moment = Moment(step, 1000, 10)
-        greedy = agent.act(images, (), first, moment, explore=False).action
-        noisy = [agent.act(images, (), first, moment, explore=True).action for _ in range(100)]
+        clock = Clock(step, 1000, 10)
+        greedy = agent.act(images, (), first, clock, explore=False).action
+        noisy = [agent.act(images, (), first, clock, explore=True).action for _ in range(100)]
         return float(np.mean([np.abs(action - greedy).mean() for action in noisy]))
 
-    wide = make(noise=50.0).act(images, (), first, Moment(500, 1000, 10), explore=True).action
+    wide = make(noise=50.0).act(images, (), first, Clock(500, 1000, 10), explore=True).action
     assert np.abs(wide).max() == 1.0  # what goes into replay is what the environment is given
-    assert agent.schedules(Moment(250, 1000, 10))["noise"] == pytest.approx(0.5)
+    assert agent.schedules(Clock(250, 1000, 10))["noise"] == pytest.approx(0.5)
     assert distance(500) == 0.0
     assert distance(490) == pytest.approx(0.02 * np.sqrt(2 / np.pi), rel=0.2)
-    warming = agent.act(images, (), first, Moment(5, 1000, 10), explore=True).action
+    warming = agent.act(images, (), first, Clock(5, 1000, 10), explore=True).action
     assert np.abs(warming).max() <= 1.0
 
 
@@ -221,15 +234,15 @@ class Critics(torch.nn.Module):
         return self.layer(seen)[None, :, :1].expand(self.count, -1, -1)
 
 
-def test_a_network_of_ones_own_is_checked() -> None:
+def test_a_custom_network_is_checked() -> None:
     DrQv2(Unfit(), DrQv2Config(), SPEC)
     with pytest.raises(ConfigError, match=r"the actor to give \(1, 2\).*found \(1, 3\)"):
         DrQv2(Unfit(actions=3), DrQv2Config(), SPEC)
     with pytest.raises(ConfigError, match=r"critics \(2, 1, 1\).*and \(5, 1, 1\)"):
         DrQv2(Unfit(critics=5), DrQv2Config(), SPEC)
-    with pytest.raises(ConfigError, match="encoder and actor and critics share parameters"):
+    with pytest.raises(ConfigError, match="actor and critics and encoder share parameters"):
         DrQv2(Unfit(shared=True), DrQv2Config(), SPEC)
-    with pytest.raises(ConfigError, match="expected a module named encoder, found none"):
+    with pytest.raises(ConfigError, match="expected a module named actor, found none"):
         DrQv2(torch.nn.Linear(2, 2), DrQv2Config(), SPEC)
 
 

@@ -17,9 +17,9 @@ from gymnasium.spaces import Discrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import TimeLimit
 
+from rl_training.config.imports import import_object
 from rl_training.envs.factory import make_env, make_vector_env
-from rl_training.envs.imports import import_object
-from rl_training.envs.snapshots import SnapshotEnv
+from rl_training.envs.snapshots.vector import SnapshotEnv
 from rl_training.errors import ConfigError, EnvError, MissingExtra
 from rl_training.experiment.registry import resolve_config
 from toy_envs import BufferReusingEnv, CountingEnv, RaisingEnv, make_counting
@@ -163,6 +163,7 @@ class TestSingle:
         with pytest.raises(MissingExtra, match=rf"pip install 'rl-training\[{extra}\]'"):
             single(env_id)
 
+    @pytest.mark.extra("popgym")
     def test_environments_of_popgym_have_what_drqn_takes(self) -> None:
         env = single(resolve_config("drqn/repeat_previous").config.env_id)
         assert (env.observation_space, env.action_space) == (Discrete(4), Discrete(4))

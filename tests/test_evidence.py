@@ -14,23 +14,33 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+import rl_training
 from processes import Gate, WarmPopen
 from rl_training import train_dqn
 from rl_training.cli import app
+from rl_training.config.loading import packaged_configs
 from rl_training.errors import ConfigError, RunError, UsageError
-from rl_training.experiment.config_loading import packaged_configs
-from rl_training.experiment.evidence import make_card, missing_cards, outdated
-from rl_training.experiment.evidence_card import Card, read_card, read_cards, write_card
-from rl_training.experiment.evidence_picture import is_drawn
-from rl_training.experiment.evidence_plan import planned_cards, seeds_text
-from rl_training.experiment.evidence_record import recorded
 from rl_training.experiment.manager import parse_seeds
 from rl_training.experiment.registry import resolve_config
-from rl_training.experiment.runs import RunLock
 from rl_training.runtime.result import TrainingInterrupted
+from rl_training.storage.runs import RunLock
+from rl_training.tools.evidence.card import (
+    Card,
+    card_files,
+    find_card,
+    read_card,
+    read_cards,
+    seeds_text,
+    write_card,
+)
+from rl_training.tools.evidence.make import make_card, missing_cards, outdated, planned_cards
+from rl_training.tools.evidence.plot import is_drawn
+from rl_training.tools.evidence.seeds import card_configuration
 from test_evidence_card import make_card as a_card
 from test_experiment_manager import interrupt_at, never, replace_popen
 from training import StopAt
+
+pytestmark = pytest.mark.extra("report")
 
 # Every episode returns 1 + 2 + 3 + 4 + 5 = 15, whatever is learned.
 COUNTING = """\
@@ -428,7 +438,7 @@ def test_seeds_are_written_as_they_are_read() -> None:
 def test_the_list_shows_cards_the_missing_ones_and_those_whose_configuration_has_changed(
     folder: Path,
 ) -> None:
-    configuration = recorded(resolve_config("counting.yaml").config)
+    configuration = card_configuration(resolve_config("counting.yaml").config)
     card = a_card([15.0], config="dqn/counting", budget=60, configuration=configuration)
     write_card(folder / "cards" / "dqn" / "counting.json", card)
     others = [name for name in planned_cards() if name != "dqn/cartpole"]
@@ -451,12 +461,49 @@ def test_nothing_is_run_when_no_card_is_missing(
 ) -> None:
     card = a_card([15.0])
     for name in planned_cards():
-        write_card(folder / "evidence" / f"{name}.json", card)
-    assert read_cards(folder / "evidence").keys() == planned_cards().keys()
+        write_card(folder / "cards" / f"{name}.json", card)
+    assert read_cards(folder / "cards").keys() == planned_cards().keys()
     replace_popen(monkeypatch, never)
-    result = evidence("run-missing")
+    result = evidence("run-missing", "--output", "cards")
     assert (result.exit_code, result.stdout) == (0, "missing: none\n")
-    (folder / "evidence" / "ppo" / "pendulum.json").unlink()
-    result = evidence("run-missing")
+    (folder / "cards" / "ppo" / "pendulum.json").unlink()
+    result = evidence("run-missing", "--output", "cards")
     assert result.stdout.startswith("missing: ppo/pendulum\nppo/pendulum: the seeds run in runs/")
     assert result.exit_code == 1  # it went as far as to start a process
+
+
+def test_the_packaged_cards_are_listed_anywhere_and_a_card_in_evidence_takes_precedence(
+    folder: Path,
+) -> None:
+    packaged = Path(rl_training.__file__).parent / "assets" / "evidence"
+    assert card_files() == card_files(packaged)
+    figures = read_card(packaged / "dqn" / "cartpole.json").figures
+    assert f"{figures.iqm:.2f} [" in listed()["dqn/cartpole"]
+    mine = folder / "evidence" / "dqn" / "cartpole.json"
+    write_card(mine, a_card([-12.5], config="dqn/cartpole"))
+    write_card(folder / "evidence" / "mine" / "chain.json", a_card([1.5], config="mine/chain"))
+    assert card_files() == card_files(packaged) | {
+        "dqn/cartpole": Path("evidence/dqn/cartpole.json"),
+        "mine/chain": Path("evidence/mine/chain.json"),
+    }
+    assert listed().keys() == card_files().keys() | set(missing_cards())
+    assert "-12.50 [" in listed()["dqn/cartpole"]
+    assert missing_cards() == [name for name in planned_cards() if name not in card_files()]
+
+
+def listed() -> dict[str, str]:
+    result = evidence("list")
+    assert result.exit_code == 0, result.output
+    return {line.split()[0]: line for line in result.stdout.splitlines()[1:]}
+
+
+def test_a_card_is_found_by_the_name_it_is_listed_with(folder: Path) -> None:
+    result = evidence("reproduce", "dqn/cartpole", "--seeds", "77")
+    assert "--seeds: expected some of the card's 0-4, found 77" in result.stderr
+    result = evidence("reproduce", "dqn/cartpol")
+    assert "or a name that `rl-training evidence list` shows" in result.stderr
+    result = evidence("plot", "dqn/cartpole")
+    assert (result.exit_code, result.stdout) == (0, "picture: evidence/dqn/cartpole.png\n")
+    assert is_drawn(
+        read_card(find_card(Path("dqn/cartpole"))), folder / "evidence/dqn/cartpole.png"
+    )

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from processes import WarmPopen
 from rl_training.cli import app
 from rl_training.errors import MissingExtra, RunError
-from rl_training.experiment.evidence_card import (
+from rl_training.experiment.registry import resolve_config
+from rl_training.tools.evidence.card import (
     Card,
     Published,
     SeedRecord,
@@ -25,17 +25,16 @@ from rl_training.experiment.evidence_card import (
     read_cards,
     write_card,
 )
-from rl_training.experiment.evidence_picture import (
+from rl_training.tools.evidence.plot import (
     BIAS,
     _draw_curves,
     curve_of,
     draw_card,
     is_drawn,
-    shown_name,
 )
-from rl_training.experiment.evidence_record import figures_of, recorded
-from rl_training.experiment.evidence_reproduction import compare
-from rl_training.experiment.registry import resolve_config
+from rl_training.tools.evidence.reproduce import compare
+from rl_training.tools.evidence.seeds import card_configuration, figures_over
+from rl_training.tools.plotting import paper_name
 from test_docs import broken_links, generate  # noqa: F401 - a fixture
 from test_experiment_manager import replace_popen
 
@@ -68,7 +67,7 @@ def make_card(returns: list[float], **changes: Any) -> Card:
         "date": "2026-11-15",
         "budget": 1000,
         "evaluation": {"episodes": 100, "deterministic": True},
-        "figures": figures_of(returns),
+        "figures": figures_over(returns),
         "tolerance": 2.5,
         "published": None,
         "note": None,
@@ -173,11 +172,11 @@ def test_a_sealed_card_with_something_else_in_it_is_refused(tmp_path: Path) -> N
 
 def test_the_figures_are_interquartile_mean_interval_and_lowest() -> None:
     # One of five is cut from each end: the mean of 2, 3 and 4.
-    figures = figures_of([100.0, 1.0, 3.0, 4.0, 2.0])
+    figures = figures_over([100.0, 1.0, 3.0, 4.0, 2.0])
     assert (figures.iqm, figures.lowest) == (3.0, 1.0)
     assert figures.interval_95[0] < 3.0 < figures.interval_95[1]
     # Two values have resampled means 0, 1/2 and 1, each end in a quarter of the cases.
-    assert figures_of([0.0, 1.0]).interval_95 == (0.0, 1.0)
+    assert figures_over([0.0, 1.0]).interval_95 == (0.0, 1.0)
 
 
 def test_a_reproduction_passes_down_to_the_low_end_minus_the_tolerance() -> None:
@@ -233,7 +232,7 @@ COUNTING = {
 
 def reproduce(folder: Path, mean: float, *words: str) -> Result:
     """`evidence reproduce` on a card that says so much of every seed."""
-    configuration = recorded(resolve_config(COUNTING).config)
+    configuration = card_configuration(resolve_config(COUNTING).config)
     card = make_card([mean] * 3, configuration=configuration, tolerance=0.75)
     curve = {"steps": [60], "returns": [mean]}
     seeds = [
@@ -281,6 +280,7 @@ def test_a_figure_that_was_raised_is_not_reproduced(
 # The picture
 
 
+@pytest.mark.extra("report")
 def test_the_picture_is_drawn_from_the_card_alone_and_always_the_same(tmp_path: Path) -> None:
     card = make_card([-160.0, -150.0, -170.0], published=PUBLISHED)
     write_card(tmp_path / "card.json", card)
@@ -299,6 +299,8 @@ def test_the_picture_is_drawn_from_the_card_alone_and_always_the_same(tmp_path: 
 
 def drawn(curves: list[dict[int, float]], path: Path) -> dict[str, Any]:
     """The lines of the picture by label: points and marker."""
+    from matplotlib.figure import Figure
+
     card = make_card([1.0] * len(curves))
     pairs = zip(card.seeds, curves, strict=True)
     seeds = [
@@ -316,6 +318,7 @@ def drawn(curves: list[dict[int, float]], path: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.extra("report")
 def test_seeds_that_share_no_evaluation_step_are_drawn_without_a_middle(tmp_path: Path) -> None:
     lines = drawn([{100: 1.0, 200: 2.0}, {150: 3.0, 250: 5.0}], tmp_path / "card.png")
     assert [points for points, _ in lines.values()] == [
@@ -324,6 +327,7 @@ def test_seeds_that_share_no_evaluation_step_are_drawn_without_a_middle(tmp_path
     ]
 
 
+@pytest.mark.extra("report")
 def test_a_seed_with_one_point_is_a_point_and_the_middle_is_at_the_step_all_share(
     tmp_path: Path,
 ) -> None:
@@ -341,7 +345,7 @@ def test_a_seed_with_one_point_is_a_point_and_the_middle_is_at_the_step_all_shar
 
 
 def test_algorithms_are_written_as_their_papers_write_them() -> None:
-    names = {algo: shown_name(algo) for algo in ("drq", "drqv2", "qr_dqn", "sac", "drqn")}
+    names = {algo: paper_name(algo) for algo in ("drq", "drqv2", "qr_dqn", "sac", "drqn")}
     papers = {"drq": "DrQ", "drqv2": "DrQ-v2", "qr_dqn": "QR-DQN", "sac": "SAC", "drqn": "DRQN"}
     assert names == papers
 
@@ -362,6 +366,7 @@ def test_a_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 # The page
 
 
+@pytest.mark.extra("report")
 def test_the_page_follows_from_the_cards(generate: ModuleType, tmp_path: Path) -> None:  # noqa: F811
     card = make_card([-160.0, -150.25, -170.0], published=PUBLISHED, note="Mind this.")
     page = generate.results({"dqn/chain": card})
@@ -380,7 +385,7 @@ def test_the_page_follows_from_the_cards(generate: ModuleType, tmp_path: Path) -
     ]
     assert "commit `0123456789`, with torch 2.6" in page
     assert "- Mind this." in page
-    assert "rl-training evidence reproduce evidence/dqn/chain.json" in page
+    assert "rl-training evidence reproduce dqn/chain" in page
     (tmp_path / "docs").mkdir()
     write_card(tmp_path / "evidence" / "dqn" / "chain.json", card)
     draw_card(card, tmp_path / "evidence" / "dqn" / "chain.png")
@@ -395,6 +400,7 @@ def test_a_card_without_a_published_figure_says_so(generate: ModuleType) -> None
     assert generate.results({}) == "There is no card yet; `make evidence` makes them."
 
 
+@pytest.mark.extra("report")
 def test_the_generator_notices_edited_cards_and_old_pictures(
     generate: ModuleType,  # noqa: F811
     tmp_path: Path,
@@ -413,9 +419,12 @@ def test_the_generator_notices_edited_cards_and_old_pictures(
         generate.evidence_cards(tmp_path)
 
 
+@pytest.mark.extra("report")
 def test_what_callbacks_measured_is_kept_and_drawn_below_the_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from matplotlib.figure import Figure
+
     card = make_card([1.0, 2.0])
     assert all(seed.measured == {} for seed in card.seeds)
     seeds = [

@@ -1,4 +1,4 @@
-"""The evidence cards that come with the repository, against the configurations as they are now."""
+"""The evidence cards that come with the package, against the configurations as they are now."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from rl_training.experiment.config_loading import packaged_configs
-from rl_training.experiment.evidence import outdated
-from rl_training.experiment.evidence_card import Card, read_card
-from rl_training.experiment.evidence_record import figures_of, recorded
+import rl_training
+from rl_training.config.loading import packaged_configs
 from rl_training.experiment.registry import resolve_config
+from rl_training.tools.evidence.card import Card, card_files, read_card
+from rl_training.tools.evidence.make import outdated
+from rl_training.tools.evidence.seeds import card_configuration, figures_over
 from test_evidence_card import make_card
 
-FOLDER = Path(__file__).resolve().parents[1] / "evidence"
-NAMES = [path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.glob("*/*.json")]
+FOLDER = Path(rl_training.__file__).parent / "assets" / "evidence"
+NAMES = sorted(card_files(FOLDER))
 
 
 def complaint(name: str, card: Card) -> str:
@@ -31,16 +32,16 @@ def complaint(name: str, card: Card) -> str:
     return ""
 
 
-@pytest.mark.parametrize("name", sorted(NAMES))
+@pytest.mark.parametrize("name", NAMES)
 def test_a_committed_card_is_of_the_packaged_configuration_as_it_is_now(name: str) -> None:
     card = read_card(FOLDER / f"{name}.json")
     assert not complaint(name, card), complaint(name, card)
     assert card.budget == card.configuration["total_timesteps"]
-    assert card.figures == figures_of(card.returns)
+    assert card.figures == figures_over(card.returns)
 
 
 def card_of(name: str, **changes: Any) -> Card:
-    configuration = recorded(resolve_config(name).config)
+    configuration = card_configuration(resolve_config(name).config)
     hyper = configuration["algo_kwargs"] | changes.pop("algo_kwargs", {})
     return make_card(
         [1.0] * 5, config=name, configuration=configuration | changes | {"algo_kwargs": hyper}
@@ -64,6 +65,6 @@ def test_other_seeds_and_lost_keys_are_changes_and_new_keys_with_their_default_a
     card = card_of("dqn/cartpole")
     fewer = card.model_copy(update={"seeds": card.seeds[:3]})
     assert outdated(fewer) == "seeds"
-    assert outdated(card_of("dqn/cartpole", once_a_key=1)) == "keys that there are no more"
+    assert outdated(card_of("dqn/cartpole", once_a_key=1)) == "keys that no longer exist"
     older = {key: value for key, value in card.configuration.items() if key != "execution"}
     assert outdated(card.model_copy(update={"configuration": older})) == ""

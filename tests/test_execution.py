@@ -16,23 +16,24 @@ from torch import nn
 from torch.testing import assert_close
 
 from rl_training.algorithms.base import Algorithm
-from rl_training.algorithms.dqn import DQNConfig
-from rl_training.algorithms.ppo_config import PPOConfig
+from rl_training.config.ppo import PPOConfig
+from rl_training.config.train_config import COMPILE_FROM_UPDATES
+from rl_training.config.value_based import DQNConfig
 from rl_training.errors import ConfigError
-from rl_training.experiment.config import COMPILE_FROM_UPDATES
-from rl_training.experiment.registry import open_checkpoint
+from rl_training.experiment.registry import get_spec, open_checkpoint
 from rl_training.experiment.registry import train_config as train
 from rl_training.runtime import execution
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.execution import planned_updates
+from rl_training.runtime.off_policy import OFF_POLICY
+from rl_training.runtime.on_policy import ON_POLICY
 from rl_training.runtime.result import TrainingInterrupted
 from rl_training.runtime.training_run import TrainingRun
 from toy_envs import CountingEnv
 from training import (
     ALGORITHMS,
     FAMILY,
-    ON_ARRAYS,
     OPTIONS,
+    WITH_KERNELS,
     StopAt,
     compile_without_code,
     final_state,
@@ -42,24 +43,24 @@ from training import (
 
 def test_planned_updates_of_replay_by_hand() -> None:
     hyper = DQNConfig(replay_ratio=0.25, learning_starts=1000)
-    assert planned_updates(hyper, 9000, 1) == 2000
-    assert planned_updates(hyper, 9003, 1) == 2000
-    assert planned_updates(hyper, 9004, 1) == 2001
-    assert planned_updates(hyper, 9000, 8) == 2000
-    assert planned_updates(hyper, 999, 1) == 0
-    assert planned_updates(DQNConfig(replay_ratio=3, learning_starts=0), 7, 1) == 21
+    assert OFF_POLICY.planned_updates(hyper, 9000, 1) == 2000
+    assert OFF_POLICY.planned_updates(hyper, 9003, 1) == 2000
+    assert OFF_POLICY.planned_updates(hyper, 9004, 1) == 2001
+    assert OFF_POLICY.planned_updates(hyper, 9000, 8) == 2000
+    assert OFF_POLICY.planned_updates(hyper, 999, 1) == 0
+    assert OFF_POLICY.planned_updates(DQNConfig(replay_ratio=3, learning_starts=0), 7, 1) == 21
 
 
 def test_planned_updates_of_rollouts_by_hand() -> None:
     # A rollout of 128 * 8 = 1024 rows is 4 minibatches of 256, and 4 epochs make 16 updates of it.
     hyper = PPOConfig(num_steps=128, batch_size=256, epochs=4)
-    assert planned_updates(hyper, 10_240, 8) == 160
-    assert planned_updates(hyper, 11_263, 8) == 160  # the last rollout is not full
-    assert planned_updates(hyper, 1023, 8) == 0
+    assert ON_POLICY.planned_updates(hyper, 10_240, 8) == 160
+    assert ON_POLICY.planned_updates(hyper, 11_263, 8) == 160  # the last rollout is not full
+    assert ON_POLICY.planned_updates(hyper, 1023, 8) == 0
     # 128 rows fit in one minibatch; 129 rows would take two.
-    assert planned_updates(hyper, 1280, 1) == 40
+    assert ON_POLICY.planned_updates(hyper, 1280, 1) == 40
     uneven = PPOConfig(num_steps=129, batch_size=128, epochs=3)
-    assert planned_updates(uneven, 129, 1) == 6
+    assert ON_POLICY.planned_updates(uneven, 129, 1) == 6
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
@@ -69,7 +70,8 @@ def test_the_plan_is_what_a_run_does(algo: str, tmp_path: Path) -> None:
     class Plan(Callback):
         def on_start(self, run: TrainingRun) -> None:
             steps, num_envs = run.config.total_timesteps, run.collector.num_envs
-            planned.append(planned_updates(run.hyper, steps, num_envs))
+            loop = get_spec(algo).loop
+            planned.append(loop.planned_updates(run.hyper, steps, num_envs))
 
     assert train(tiny_config(algo, tmp_path), callbacks=[Plan()]).updates == planned[0] > 0
 
@@ -204,10 +206,10 @@ class Last(Callback):
         self.algorithm, self.update = run.algorithm, run.algorithm.update
         run.algorithm.update = self.watched  # type: ignore[method-assign]
 
-    def watched(self, batch: Any, moment: Any) -> Any:
+    def watched(self, batch: Any, clock: Any) -> Any:
         self.before = copy.deepcopy(self.algorithm.state_dict())
-        self.given = copy.deepcopy(batch), moment
-        self.result = self.update(batch, moment)
+        self.given = copy.deepcopy(batch), clock
+        self.result = self.update(batch, clock)
         self.after = copy.deepcopy(self.algorithm.state_dict())
         return self.result
 
@@ -215,7 +217,7 @@ class Last(Callback):
 @pytest.mark.parametrize(
     ("algo", "options"),
     [
-        *(pytest.param(algo, {}, id=algo) for algo in sorted(ON_ARRAYS)),
+        *(pytest.param(algo, {}, id=algo) for algo in sorted(WITH_KERNELS)),
         *(pytest.param(algo, OPTIONS, id=f"{algo}-all options") for algo in FAMILY),
     ],
 )

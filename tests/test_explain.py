@@ -7,7 +7,7 @@ import math
 import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
@@ -15,20 +15,22 @@ import pytest
 import torch
 from click.testing import Result
 from gymnasium.spaces import Box, Discrete
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle, StepPatch
 from torch import nn
 from typer.testing import CliRunner
 
-from rl_training import C51, DQN, PPO, QRDQN
+from rl_training import C51, DQN, DRQN, PPO, QRDQN
 from rl_training.api.managed import ManagedAlgorithm
 from rl_training.cli import app
 from rl_training.errors import MissingExtra, NonFiniteError, UsageError
-from rl_training.experiment.explanation import Explanation, explain
-from rl_training.experiment.explanation_picture import MOST_ROWS, draw
 from rl_training.experiment.registry import train_config
+from rl_training.tools.explain import MOST_ROWS, Explanation, draw, explain
 from training import tiny_config
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+pytestmark = pytest.mark.extra("report")
 
 VALUE_BASED: dict[str, type[ManagedAlgorithm]] = {"dqn": DQN, "qr_dqn": QRDQN, "c51": C51}
 OBSERVATION = [0.02, -0.3, 0.01, 0.4]
@@ -146,6 +148,8 @@ def test_the_network_is_asked_as_for_acting() -> None:
 
 
 def test_bars_reach_from_zero_to_the_q_values() -> None:
+    from matplotlib.patches import Rectangle
+
     _, axes = pictured(gambler("dqn", [1.0, -2.0, 4.0]))
     bars = [bar for box in axes.containers for bar in box]
     assert all(isinstance(bar, Rectangle) for bar in bars)
@@ -164,6 +168,8 @@ def test_quantiles_are_lines_across_their_row() -> None:
 
 
 def test_atoms_are_bars_side_by_side_on_one_scale() -> None:
+    from matplotlib.patches import StepPatch
+
     _, axes = pictured(atom_agent())
     patches = [patch for patch in axes.patches if isinstance(patch, StepPatch)]
     heights = [[0.8, 0.4, 0.4], [0.4, 0.4, 0.8], [0.4, 0.8, 0.4]]  # 0.8 for the highest, a half
@@ -242,9 +248,9 @@ def test_a_batch_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_algorithm_without_action_values_is_refused(tmp_path: Path) -> None:
-    able = r"\(dqn, qr_dqn, c51\), found PPO"
-    with pytest.raises(UsageError, match=able):
-        PPO(Gambling()).explain([1.0, 0.0], tmp_path / "why.png")
+    for algo in (PPO, DRQN):  # one has no values, and those of the other depend on a history
+        with pytest.raises(UsageError, match=rf"\(dqn, qr_dqn, c51\), found {algo.algo_name}"):
+            algo(Gambling()).explain([1.0, 0.0], tmp_path / "why.png")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -340,7 +346,7 @@ def test_a_trained_agents_picture_shows_its_step_and_its_action(
 @pytest.mark.parametrize(
     ("algo", "words", "said"),
     [
-        ("ppo", ("--observation", "[0, 0, 0, 0]"), "(dqn, qr_dqn, c51), found PPO"),
+        ("ppo", ("--observation", "[0, 0, 0, 0]"), "(dqn, qr_dqn, c51"),
         ("dqn", ("--observation", "[[0, 0, 0, 0], [1, 1, 1, 1]]"), "found a batch of 2"),
         ("dqn", (), "give it with --observation"),
     ],

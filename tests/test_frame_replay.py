@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl_training.algorithms.drq import DrQConfig
+from rl_training.config.actor_critic import DrQConfig
 from rl_training.data.prioritized_replay import PrioritizedReplayBuffer
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.types import EnvSpec, Transitions

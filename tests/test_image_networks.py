@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from rl_training.config.train_config import TrainConfig
 from rl_training.data.types import EnvSpec
 from rl_training.envs.point_pixels import PointPixels
 from rl_training.errors import ConfigError, IncompatibleEnv
-from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_spec, resolve_config, train_config
 from rl_training.models.cnn.encoders import NATURE, Convolutions
 from rl_training.runtime.result import TrainingInterrupted

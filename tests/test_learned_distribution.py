@@ -18,13 +18,14 @@ import numpy as np
 import pytest
 import torch
 
-from rl_training.algorithms.c51 import C51, C51Config
-from rl_training.algorithms.dqn import DQN, DQNConfig
+from rl_training.algorithms.c51 import C51
+from rl_training.algorithms.dqn import DQN
 from rl_training.algorithms.functional.quantile import midpoints
-from rl_training.algorithms.qr_dqn import QRDQN, QRDQNConfig
+from rl_training.algorithms.qr_dqn import QRDQN
 from rl_training.algorithms.value_based import ValueBased
+from rl_training.config.value_based import C51Config, DQNConfig, QRDQNConfig
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.data.types import EnvSpec, Moment, Transitions
+from rl_training.data.types import Clock, EnvSpec, Transitions
 from rl_training.models.mlp_categorical_q_network import MLPCategoricalQNetwork
 from rl_training.models.mlp_q_network import MLPQNetwork
 from rl_training.models.mlp_qr_q_network import MLPQRQNetwork
@@ -72,13 +73,14 @@ def replay() -> ReplayBuffer:
 def trained(algorithm: ValueBased) -> ValueBased:
     buffer = replay()
     for number in range(UPDATES):
-        algorithm.update(buffer.sample(64), Moment(number, UPDATES))
+        algorithm.update(buffer.sample(64), Clock(number, UPDATES))
     return algorithm
 
 
 def output(algorithm: ValueBased, state: int) -> np.ndarray:
     """What the network says of the first action."""
-    found: np.ndarray = algorithm.output(algorithm.model, unit(state))[0, 0]
+    with torch.no_grad():
+        found: np.ndarray = algorithm.model(torch.from_numpy(unit(state)))[0, 0].numpy()
     return found
 
 
@@ -129,7 +131,7 @@ def test_the_quantiles_at_the_fork_minimise_the_quantile_huber_loss() -> None:
     For a share t < 1/2 the pull of the far peak, t / 2, and that of the near one,
     (1 - t) * distance / 2, cancel at the distance t / (1 - t); above 1/2 likewise.
     """
-    shares = midpoints(np.zeros((1, 20))).astype(np.float64)
+    shares = midpoints(20).double().numpy()
     low, high = shares[:10], shares[10:]
     expected = np.concatenate([low / (1 - low), 9 - (1 - high) / high])
     np.testing.assert_allclose(output(qr_dqn(), FORK), expected, atol=0.1)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rl_training.errors import RunError, SaveError
-from rl_training.experiment.logging import MetricsLog, last_row, read_metrics
+from rl_training.errors import CheckpointError, RunError, SaveError
+from rl_training.storage.metrics_log import MetricsLog, last_row, read_metrics
 
 
 def steps(path: Path) -> list[int]:
@@ -72,6 +72,16 @@ def test_a_log_that_is_opened_and_not_used_leaves_the_file_as_it_was(tmp_path: P
     for state in (None, {"offset": 19, "global_step": 1, "wall_time_s": 0.0}):
         MetricsLog(tmp_path, resume_from=state).close()
         assert (tmp_path / "metrics.jsonl").read_text() == content
+
+
+@pytest.mark.parametrize(
+    "state",
+    [{}, {"offset": 1, "global_step": 2}, {"offset": "1", "global_step": 2, "wall_time_s": 0.0}],
+)
+def test_a_malformed_position_is_refused(tmp_path: Path, state: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match="expected offset, global_step, wall_time_s"):
+        MetricsLog(tmp_path, resume_from=state)
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
@@ -182,7 +192,7 @@ def test_the_rows_are_durable_once_a_checkpoint_knows_them(
 
 def test_heavy_packages_are_imported_only_when_needed() -> None:
     code = (
-        "import sys, rl_training.experiment.runs, rl_training.experiment.logging;"
+        "import sys, rl_training.storage.runs, rl_training.storage.metrics_log;"
         "print([m for m in ('torch', 'numpy', 'tensorboard', 'yaml') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,24 +15,32 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 from rl_training import DQN
-from rl_training.algorithms.base import Acting
+from rl_training.algorithms.base import ActResult
 from rl_training.envs.factory import make_env, make_vector_env
 from rl_training.envs.pixels import stacked_frames
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.errors import ConfigError
-from rl_training.experiment.checkpointing import find_checkpoint
 from rl_training.experiment.registry import resolve_config, train_config
 from rl_training.runtime.assembly import Environments
 from rl_training.runtime.collector import Collector
+from rl_training.storage.checkpoints import find_checkpoint
 from training import tiny_config
 
 PONG = "ALE/Pong-v5"
+
+
+@pytest.fixture(autouse=True)
+def _atari_is_registered() -> None:
+    """Importing `ale_py` is what registers its environments."""
+    if find_spec("ale_py"):
+        import_module("ale_py")
 
 
 def pong(num_envs: int = 1, **kwargs: Any) -> Any:
     return make_vector_env(PONG, num_envs=num_envs, vectorization="native", env_kwargs=kwargs)
 
 
+@pytest.mark.extra("atari")
 def test_an_atari_game_comes_in_stacked_images_of_84_by_84() -> None:
     venv = pong(2)
     obs, _ = venv.reset(seed=1)
@@ -41,6 +51,7 @@ def test_an_atari_game_comes_in_stacked_images_of_84_by_84() -> None:
     venv.close()
 
 
+@pytest.mark.extra("atari")
 def test_one_of_them_is_the_same_game() -> None:
     """The environment of evaluations sees what those of training see."""
     venv, env = pong(), make_env(PONG, vectorization="native")
@@ -62,6 +73,7 @@ def test_one_of_them_is_the_same_game() -> None:
     env.close()
 
 
+@pytest.mark.extra("atari")
 def test_a_game_that_ends_gives_its_last_image_and_no_false_transition() -> None:
     venv = pong(2, max_num_frames_per_episode=60)  # truncated after 15 steps of 4 frames
     adapter = SpaceAdapter(PONG, venv.single_observation_space, venv.single_action_space, frames=4)
@@ -80,10 +92,11 @@ def test_a_game_that_ends_gives_its_last_image_and_no_false_transition() -> None
     assert all(np.array_equal(old[valid], new[valid]) for old, new, valid in stacks)
 
 
-def played(rows: int) -> Acting:
-    return Acting(np.full(rows, 2), ())
+def played(rows: int) -> ActResult:
+    return ActResult(np.full(rows, 2), ())
 
 
+@pytest.mark.extra("atari")
 def test_dqn_learns_from_the_packaged_pong(tmp_path: Path) -> None:
     """A few thousand frames with the packaged settings, but for a shorter warm-up."""
     config = resolve_config(
@@ -107,6 +120,7 @@ def test_dqn_learns_from_the_packaged_pong(tmp_path: Path) -> None:
     assert json.loads((result.run_dir / "summary.json").read_text())["status"] == "finished"
 
 
+@pytest.mark.extra("atari")
 def test_scores_are_not_clipped_in_evaluations() -> None:
     """In MsPacman a dot is worth 10."""
     config = resolve_config("dqn/pong", overrides=["env_id=ALE/MsPacman-v5", "num_envs=1"]).config
@@ -121,6 +135,7 @@ def test_scores_are_not_clipped_in_evaluations() -> None:
     judged.close()
 
 
+@pytest.mark.extra("atari")
 def test_how_an_environment_resets_is_its_own() -> None:
     """ale-py writes it into a dictionary of the class, where the latest one's stands."""
     same = gym.make_vec("ALE/Pong-v5", num_envs=1, autoreset_mode=AutoresetMode.SAME_STEP)
@@ -138,8 +153,9 @@ def test_other_environments_bring_their_own_too(algo: str, tmp_path: Path) -> No
     assert len(result.eval_returns) == 3
 
 
+@pytest.mark.extra("atari")
 def test_what_native_cannot_do_is_refused() -> None:
-    with pytest.raises(ConfigError, match="Pendulum-v1 has no vector implementation of its own"):
+    with pytest.raises(ConfigError, match="Pendulum-v1 has no vector implementation"):
         make_vector_env("Pendulum-v1", num_envs=2, vectorization="native")
     with pytest.raises(ConfigError, match="wrappers: expected none with vectorization native"):
         make_vector_env(
@@ -164,6 +180,7 @@ def test_arguments_for_evaluations_reach_them(tmp_path: Path) -> None:
         train_config(config.with_changes(env_id=env))
 
 
+@pytest.mark.extra("atari")
 def test_a_vector_environment_of_ones_own_is_judged_in_one_like_it(tmp_path: Path) -> None:
     venv = gym.make_vec("ALE/Pong-v5", num_envs=2, max_num_frames_per_episode=100)
     config = tiny_config(

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_training.api import managed
+from rl_training.config.train_config import TrainConfig
 from rl_training.data.normalization import (
     NoNormalizer,
     ObservationNormalizer,
@@ -24,12 +25,11 @@ from rl_training.data.normalization import (
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.data.types import Batch, EnvSpec, Transitions
 from rl_training.errors import ConfigError
-from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import load_agent, open_checkpoint
 from rl_training.experiment.registry import train_config as train
-from rl_training.experiment.state_tree import tree_hash
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.training_run import TrainingRun
+from rl_training.storage.tree import tree_hash
 
 
 @settings(max_examples=50, deadline=None)
@@ -210,7 +210,8 @@ def test_statistics_are_those_of_training_and_frozen_elsewhere(algo: str, tmp_pa
     result = train(config(algo, tmp_path, **rewards), callbacks=[watch])
     assert [before == after for before, after in watch.evaluations] == [True] * 3
     assert len(set(watch.evaluations)) == 3
-    moments = watch.run.agent.normalizer.state_dict()
+    state = watch.run.agent.normalizer.state_dict()
+    moments = state["moments"]
     # PPO observes whole rollouts: 9 of 32 rows in 300; DQN every row.
     assert moments["count"] == (288 if algo == "ppo" else 300)
     np.testing.assert_allclose(moments["mean"], [1000, -2], rtol=0.01)
@@ -224,7 +225,7 @@ def test_statistics_are_those_of_training_and_frozen_elsewhere(algo: str, tmp_pa
 
     agent = load_agent(*open_checkpoint(result.run_dir))
     before = tree_hash(agent.normalizer.state_dict())
-    assert before == tree_hash(moments)
+    assert before == tree_hash(state)
     rows = np.array([[1000, -2], [1030, -2.01], [970, -1.99]], np.float32)
     actions = agent.predict(rows)[0]
     agent.predict(rows[0], deterministic=False)
@@ -250,9 +251,9 @@ def test_replay_keeps_raw_observations_and_updates_see_normalised_ones(tmp_path:
         def on_start(self, run: TrainingRun) -> None:
             update = run.algorithm.update
 
-            def watched(batch: Batch, moment: Any) -> Any:
+            def watched(batch: Batch, clock: Any) -> Any:
                 seen.append(batch)
-                return update(batch, moment)
+                return update(batch, clock)
 
             run.algorithm.update = watched  # type: ignore[method-assign]
 
@@ -280,7 +281,7 @@ def test_within_a_rollout_acting_and_updating_use_the_same_statistics(tmp_path: 
 
     class Counts(Callback):
         def on_step(self, run: TrainingRun) -> None:
-            counts.append(run.agent.normalizer.state_dict()["count"])
+            counts.append(run.agent.normalizer.state_dict()["moments"]["count"])
 
     make = partial(config, "ppo", tmp_path, eval_interval=0, final_eval_episodes=0)
     train(make(total_timesteps=70), callbacks=[Counts()])

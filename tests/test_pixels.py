@@ -15,9 +15,11 @@ from gymnasium.wrappers import FrameStackObservation, RepeatAction
 
 from rl_training.envs.factory import make_env, make_vector_env
 from rl_training.envs.pixels import stacked_frames
-from rl_training.envs.snapshots import load_vector_state, resume_level, save_vector_state
+from rl_training.envs.snapshots.vector import load_vector_state, resume_level, save_vector_state
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.errors import ConfigError, MissingExtra
+
+pytestmark = pytest.mark.extra("pixels")
 
 
 class Counter(gym.Env[np.ndarray, np.ndarray]):
@@ -169,6 +171,7 @@ def test_a_pendulum_is_seen() -> None:
     env.close()
 
 
+@pytest.mark.extra("mujoco")
 def test_mujoco_is_seen() -> None:
     try:
         importlib.import_module("mujoco.egl")
@@ -277,9 +280,9 @@ class GreyEnv(Counter):
     observation_space = Box(0, 255, (8, 8), np.uint8)
 
 
+@pytest.mark.extra("dmc")
 def test_dm_control_is_seen() -> None:
     """With the extra dmc, which the tests do not install: it is large."""
-    pytest.importorskip("shimmy")
     env = make_env(
         "dm_control/cartpole-swingup-v0",
         env_kwargs={"render_mode": "rgb_array"},

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from rl_training.envs.point_pixels import PointPixels
-from rl_training.envs.registration import POINT_ID
+from rl_training.envs.point_pixels import POINT_ID, PointPixels
 
 
 def test_it_is_an_environment() -> None:

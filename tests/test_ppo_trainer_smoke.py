@@ -17,10 +17,10 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rl_training import TrainConfig
-from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.registry import train_config
 from rl_training.runtime.ppo_trainer import train_ppo
 from rl_training.runtime.result import TrainingInterrupted
+from rl_training.storage.metrics_log import read_metrics
 from toy_envs import ChainEnv, TimedChain
 from training import KeepModel, StopAt, final_state, tiny_config
 
@@ -182,7 +182,7 @@ def test_without_its_generators_a_resumed_run_differs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The negative control: the comparison above can fail."""
-    from rl_training.algorithms.generators import NumpyGenerator
+    from rl_training.data.generators import NumpyGenerator
 
     config = tiny(tmp_path)
     straight = final_state(train_ppo(config).run_dir)

@@ -13,8 +13,8 @@ from torch import distributions as reference
 from torch import nn
 from torch.testing import assert_close
 
+from rl_training.algorithms.base import Loss
 from rl_training.algorithms.functional.distributions import (
-    ActionDistribution,
     Bernoulli,
     Categorical,
     DiagonalGaussian,
@@ -22,13 +22,20 @@ from rl_training.algorithms.functional.distributions import (
     distribution,
     sampling_noise,
 )
-from rl_training.algorithms.functional.surrogate import Losses, Samples, normalized, ppo_losses
-from rl_training.algorithms.generators import BlockNoise, NumpyGenerator
-from rl_training.algorithms.ppo import METRICS, PPO
-from rl_training.algorithms.ppo_config import PPOConfig
-from rl_training.data.types import EnvSpec, Moment, Rollout
+from rl_training.algorithms.ppo import (
+    PPO,
+    PPOTerms,
+    Samples,
+    gae,
+    normalized,
+    ppo_terms,
+)
+from rl_training.config.ppo import PPOConfig
+from rl_training.data.generators import BlockNoise, NumpyGenerator
+from rl_training.data.types import Clock, EnvSpec, Rollout
 from rl_training.errors import ConfigError
 from rl_training.models.mlp_actor_critic import MLPActorCritic
+from value_batches import KERNELS, accelerated
 
 DISCRETE = EnvSpec(env_id="toy", obs_shape=(1,), action_kind="discrete", num_actions=2)
 SPECS = {
@@ -43,7 +50,7 @@ SPECS = {
     ),
     "multi_binary": EnvSpec(env_id="toy", obs_shape=(3,), action_kind="multi_binary", action_dim=3),
 }
-START = Moment(env_steps=0, horizon=100)
+START = Clock(env_steps=0, horizon=100)
 
 
 def old(
@@ -64,13 +71,12 @@ def old(
     )
 
 
-def losses_at(ratio: list[float], advantage: list[float]) -> tuple[Losses, list[float]]:
-    """The losses and the gradient of the policy's with respect to the log-probabilities."""
+def terms_at(ratio: list[float], advantage: list[float]) -> tuple[PPOTerms, list[float]]:
+    """The terms, and the gradient of the policy's loss by the log-probabilities."""
     log_prob = torch.tensor(ratio).log().requires_grad_()
-    losses = ppo_losses(log_prob, torch.zeros(len(ratio)), old(advantage), clip_range=0.2)
-    losses.policy.mean().backward()
-    assert_close(losses.by_log_prob, log_prob.grad)  # written out, and automatic
-    return losses, log_prob.grad.tolist()
+    terms = ppo_terms(log_prob, torch.zeros(len(ratio)), old(advantage), clip_range=0.2)
+    terms.policy_loss.mean().backward()
+    return terms, log_prob.grad.tolist()
 
 
 # ratio, advantage, loss by hand, gradient d(-r A)/d(log r) = -r A where it is not clipped
@@ -88,42 +94,43 @@ SURROGATES = [
 def test_the_clipped_surrogate_by_hand(
     ratio: float, advantage: float, loss: float, gradient: float
 ) -> None:
-    losses, grad = losses_at([ratio], [advantage])
-    assert losses.policy.tolist() == pytest.approx([loss], rel=1e-5)
+    terms, grad = terms_at([ratio], [advantage])
+    assert terms.policy_loss.tolist() == pytest.approx([loss], rel=1e-5)
     assert grad == pytest.approx([gradient], rel=1e-5)
-    assert losses.clipped.tolist() == [float(abs(ratio - 1) > 0.2)]
+    assert terms.clip_fraction.tolist() == [float(abs(ratio - 1) > 0.2)]
 
 
 def test_losses_are_means_and_the_kl_estimate_is_ratio_minus_one_minus_its_log() -> None:
     ratios, advantages, each, _ = zip(*SURROGATES, strict=True)
-    losses, grad = losses_at(list(ratios), list(advantages))
-    assert losses.policy.tolist() == pytest.approx(list(each), rel=1e-5)
+    terms, grad = terms_at(list(ratios), list(advantages))
+    assert terms.policy_loss.tolist() == pytest.approx(list(each), rel=1e-5)
     assert grad[0] == pytest.approx(-2.2 / 6, rel=1e-5)
     by_hand = [0.1 - 0.0953102, -0.1 + 0.1053605, 0.5 - 0.4054651, -0.5 + 0.6931472]
     by_hand += [-0.5 + 0.6931472, 0.5 - 0.4054651]
-    assert losses.kl.tolist() == pytest.approx(by_hand, rel=1e-4)
-    assert losses.clipped.tolist() == [0, 0, 1, 1, 1, 1]
-    assert not losses.kl.requires_grad
+    assert terms.approx_kl.tolist() == pytest.approx(by_hand, rel=1e-4)
+    assert terms.clip_fraction.tolist() == [0, 0, 1, 1, 1, 1]
+    assert not terms.approx_kl.requires_grad
 
 
 def test_the_value_loss_is_the_mean_square_and_clipping_takes_the_larger_error() -> None:
     value = torch.tensor([3.0, 3.0, 0.1]).requires_grad_()
     rows = old([0.0] * 3, value=[0.0, 0.0, 0.0], returns=[4.0, 0.0, 1.0])
-    plain = ppo_losses(torch.zeros(3), value, rows, clip_range=0.2)
-    assert plain.value.tolist() == pytest.approx([1, 9, 0.81])
+    plain = ppo_terms(torch.zeros(3), value, rows, clip_range=0.2).value_loss
+    assert plain.tolist() == pytest.approx([1, 9, 0.81])
     # The first may move by 0.5 only: (0.5 - 4)^2 = 12.25 beats 1, and no gradient is left. The
     # second: (0.5 - 0)^2 loses to 9. The third is within its range.
-    clipped = ppo_losses(torch.zeros(3), value, rows, clip_range=0.2, value_clip_range=0.5)
-    assert clipped.value.tolist() == pytest.approx([12.25, 9, 0.81])
-    clipped.value.mean().backward()
-    assert value.grad.tolist() == pytest.approx([0.0, 2 * 3 / 3, 2 * -0.9 / 3], rel=1e-5)
-    assert_close(clipped.by_value, value.grad)
-    assert plain.by_value.tolist() == pytest.approx([-2 / 3, 2 * 3 / 3, 2 * -0.9 / 3], rel=1e-5)
+    clipped = ppo_terms(
+        torch.zeros(3), value, rows, clip_range=0.2, value_clip_range=0.5
+    ).value_loss
+    assert clipped.tolist() == pytest.approx([12.25, 9, 0.81])
+    for terms, first in ((plain, -2 / 3), (clipped, 0.0)):
+        (gradient,) = torch.autograd.grad(terms.mean(), value)
+        assert gradient.tolist() == pytest.approx([first, 2 * 3 / 3, 2 * -0.9 / 3], rel=1e-5)
 
 
 def test_shapes_that_would_broadcast_are_refused() -> None:
     with pytest.raises(ValueError, match=r"argument 1: expected \[B\], found \(2, 1\)"):
-        ppo_losses(torch.zeros(2), torch.zeros(2, 1), old([0.0, 0.0]), clip_range=0.2)
+        ppo_terms(torch.zeros(2), torch.zeros(2, 1), old([0.0, 0.0]), clip_range=0.2)
 
 
 def test_advantages_are_normalised_to_mean_0_and_deviation_1() -> None:
@@ -131,6 +138,74 @@ def test_advantages_are_normalised_to_mean_0_and_deviation_1() -> None:
     assert_close(normalized(torch.tensor([1.0, 2.0, 3.0])), torch.tensor([-1.0, 0.0, 1.0]))
     assert normalized(torch.tensor([5.0])).tolist() == [5.0]
     assert normalized(torch.tensor([5.0, 5.0])).tolist() == [0.0, 0.0]
+
+
+# Advantages: gamma 0.5 and lambda 0.5, so a trace of 0.25, along one environment's four steps.
+
+REWARD = [1.0, 2.0, 4.0, 8.0]
+VALUE = [1.0, 3.0, 2.0, 5.0]
+
+
+def advantages(
+    next_value: list[float], *, terminated: int | None, ended: int | None
+) -> list[float]:
+    """Of four steps, of which one may end an episode, by terminating or otherwise."""
+    discount = [0.0 if t == terminated else 0.5 for t in range(4)]
+    trace = [0.0 if t == ended else 0.25 for t in range(4)]
+    columns = (torch.tensor(x)[:, None] for x in (REWARD, VALUE, next_value, discount, trace))
+    found: list[float] = gae(*columns)[:, 0].tolist()
+    return found
+
+
+def test_advantages_are_discounted_sums_of_temporal_differences() -> None:
+    # Differences 1 + 1.5 - 1 = 1.5, 2 + 1 - 3 = 0, 4 + 2.5 - 2 = 4.5 and 8 + 2 - 5 = 5, and from
+    # the back 5, 4.5 + 1.25, 0 + 5.75 / 4, 1.5 + 1.4375 / 4.
+    found = advantages([3.0, 2.0, 5.0, 4.0], terminated=None, ended=None)
+    assert found == [1.859375, 1.4375, 5.75, 5.0]
+
+
+def test_the_trace_does_not_cross_a_truncation_which_bootstraps() -> None:
+    # The second step is cut off where the value would be 10, which is not the next row's 2: its
+    # difference is 2 + 5 - 3 = 4, and nothing of the later 5.75 reaches it. Before it
+    # 1.5 + 4 / 4 = 2.5.
+    found = advantages([3.0, 10.0, 5.0, 4.0], terminated=None, ended=1)
+    assert found == [2.5, 4.0, 5.75, 5.0]
+
+
+def test_after_a_termination_there_is_neither_value_nor_trace() -> None:
+    # The second step's difference is 2 - 3 = -1, whatever comes next; before it 1.5 - 1 / 4.
+    found = advantages([3.0, 10.0, 5.0, 4.0], terminated=1, ended=1)
+    assert found == [1.25, -1.0, 5.75, 5.0]
+
+
+def test_an_update_bootstraps_a_truncation_and_lets_no_trace_cross_it() -> None:
+    """The same four steps as a rollout: the network's value of an observation is itself."""
+
+    class Identity(TwoLogits):
+        def value(self, obs: torch.Tensor) -> torch.Tensor:
+            return obs[:, 0] + 0 * self.v
+
+    rollout = bandit([0, 0, 0, 0], REWARD)
+    nothing = torch.zeros(4, 1, dtype=torch.bool)
+    ended = nothing.clone()
+    ended[1] = True
+    rollout = rollout._replace(
+        obs=torch.tensor(VALUE)[:, None, None],
+        terminated=nothing,
+        ended=ended,
+        bootstrap_rows=torch.tensor([1, 3]),
+        bootstrap_obs=torch.tensor([[10.0], [4.0]]),
+    )
+    ppo = PPO(Identity(), PPOConfig(gamma=0.5, gae_lambda=0.5), DISCRETE)
+    samples = ppo.samples(rollout)
+    assert samples.advantage.tolist() == [2.5, 4.0, 5.75, 5.0]
+    assert samples.returns.tolist() == [3.5, 7.0, 7.75, 10.0]
+    terminated = ppo.samples(
+        rollout._replace(
+            terminated=ended, bootstrap_rows=torch.tensor([3]), bootstrap_obs=torch.tensor([[4.0]])
+        )
+    )
+    assert terminated.advantage.tolist() == [1.25, -1.0, 5.75, 5.0]
 
 
 # Distributions.
@@ -182,26 +257,6 @@ def test_gaussian_agrees_with_torch() -> None:
 
 def noise_for(spec: EnvSpec, rows: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(sampling_noise(spec)(np.random.default_rng(seed), rows))
-
-
-@pytest.mark.parametrize("by_entropy", [0.0, -0.3])
-@pytest.mark.parametrize("kind", SPECS)
-def test_gradients_written_out_are_the_automatic_ones(kind: str, by_entropy: float) -> None:
-    spec = SPECS[kind]
-    output = torch.randn(7, spec.policy_outputs, generator=torch.Generator().manual_seed(3))
-    log_std = torch.tensor([0.4, -1.0])
-    inputs = [output.requires_grad_(), log_std.requires_grad_()]
-    chosen: ActionDistribution = DiagonalGaussian(output, log_std)  # keeps log_std's graph
-    if kind != "continuous":
-        chosen = distribution(spec, output, None)
-    action = chosen.sample(noise_for(spec, 7)).detach()
-    by_log_prob = torch.linspace(-1, 2, 7)
-    total = (by_log_prob * chosen.log_prob(action)).sum() + by_entropy * chosen.entropy().sum()
-    expected = torch.autograd.grad(total, inputs, allow_unused=True)
-    found = chosen.gradient(action, by_log_prob, by_entropy)
-    assert len(found) == (2 if kind == "continuous" else 1)
-    for mine, automatic in zip(found, expected, strict=False):
-        assert_close(mine, automatic, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", SPECS)
@@ -362,16 +417,15 @@ def test_the_entropy_bonus_flattens_the_policy() -> None:
 
 def test_advantages_are_normalised_in_each_minibatch() -> None:
     # Rewards in the hundreds: normalised within each pair of rows they are +-0.7071.
-    ppo = tiny(normalize_advantages=True, batch_size=2)
+    class Watched(PPO):
+        def loss(self, batch: Samples, clip_range: float) -> Loss:
+            result = super().loss(batch, clip_range)
+            policy_losses.append(float(result.metrics["policy_loss"]))
+            return result
+
     policy_losses: list[float] = []
-    gradient = ppo._gradient
-
-    def watched(rows: Samples, clip_range: float) -> Any:
-        numbers = gradient(rows, clip_range)
-        policy_losses.append(float(numbers[METRICS.index("policy_loss")]))
-        return numbers
-
-    ppo._gradient = watched  # type: ignore[method-assign]
+    settings = PPOConfig(epochs=1, learning_rate=0.01, batch_size=2)
+    ppo = Watched(TwoLogits(), settings, DISCRETE)
     rewards = [100.0, 300.0, 500.0, 900.0]
     ppo.update(bandit([0, 1, 0, 1], rewards), START)
     # With ratio near 1 the policy loss is minus the mean advantage: 0 in each minibatch, which
@@ -389,7 +443,7 @@ def test_minibatches_cover_each_row_once_per_epoch_and_none_is_lonely(
     ppo = tiny(batch_size=batch_size, epochs=3)
     rows = torch.arange(count)
     numbered = Samples(rows[:, None], rows, *(rows.float() for _ in range(4)))
-    minibatches = list(ppo._minibatches(numbered))
+    minibatches = list(ppo.minibatches(numbered))
     pieces = [minibatch.action.tolist() for minibatch in minibatches]
     for minibatch in minibatches:  # the columns stay together
         assert all(torch.equal(x.flatten().long(), minibatch.action) for x in minibatch)
@@ -505,16 +559,16 @@ def test_the_learning_rate_and_the_clip_range_follow_their_schedules() -> None:
         "clip_range": {"initial": 0.4, "final": 0.2},
     }
     ppo = tiny(**hyper)
-    assert ppo.schedules(Moment(75, 100)) == pytest.approx(
+    assert ppo.schedules(Clock(75, 100)) == pytest.approx(
         {"learning_rate": 0.005, "clip_range": 0.25}
     )
-    ppo.update(bandit([0, 1], [1.0, -1.0]), Moment(75, 100))
+    ppo.update(bandit([0, 1], [1.0, -1.0]), Clock(75, 100))
     assert ppo.model.logits[0].item() == pytest.approx(0.005, abs=1e-5)
     # The second epoch's ratio is e^0.15 or so after a step of 0.3 / 2: beyond 0.1, within 0.4.
     fractions = []
     for env_steps in (0, 100):
         ppo = tiny(learning_rate=0.3, epochs=2, clip_range={"initial": 0.4, "final": 0.1})
-        metrics = ppo.update(bandit([0, 1], [1.0, -1.0]), Moment(env_steps, 100)).metrics
+        metrics = ppo.update(bandit([0, 1], [1.0, -1.0]), Clock(env_steps, 100)).metrics
         fractions.append(float(metrics["clip_fraction"]))
     assert fractions == [0.0, 0.5]
 
@@ -532,21 +586,23 @@ def test_acting_samples_the_policy_or_takes_its_mode() -> None:
     assert (greedy == 1).all()
 
 
+@KERNELS
 @pytest.mark.parametrize("kind", SPECS)
-def test_state_round_trip_continues_bit_for_bit(kind: str) -> None:
+def test_state_round_trip_continues_bit_for_bit(kind: str, kernels: bool) -> None:
     spec = SPECS[kind]
     hyper = PPOConfig(hidden_sizes=[8], batch_size=16, epochs=2)
     obs, first = np.ones((5, 3), np.float32), np.zeros(5, np.bool_)
 
     def fresh(seed: int) -> PPO:
         torch.manual_seed(seed)
-        return PPO(MLPActorCritic.build(spec, hyper), hyper, spec, seed=seed)
+        ppo = PPO(MLPActorCritic.build(spec, hyper), hyper, spec, seed=seed)
+        return accelerated(ppo) if kernels else ppo
 
     def go_on(ppo: PPO, rounds: range) -> list[np.ndarray]:
         actions = []
         for number in rounds:
             actions.append(ppo.act(obs, (), first, START, explore=True).action)
-            ppo.update(random_rollout(spec, 20, seed=number), Moment(number, 100))
+            ppo.update(random_rollout(spec, 20, seed=number), Clock(number, 100))
         return actions
 
     straight, half = fresh(0), fresh(0)

@@ -1,4 +1,4 @@
-"""Prioritised replay by hand, and every kind of replay against plain lists."""
+"""The tree of sums, prioritised replay by hand, and every kind of replay against plain lists."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replay_model import BATCH, SEQUENCES, PlainReplay, played
-from rl_training.algorithms.dqn import DQNConfig
-from rl_training.data.prioritized_replay import PrioritizedReplayBuffer, replay_buffer
+from rl_training.config.schedule import Schedule
+from rl_training.config.value_based import DQNConfig
+from rl_training.data.prioritized_replay import (
+    OptionallyPrioritized,
+    PrioritizedReplayBuffer,
+    SumTree,
+)
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.data.types import Batch, Moment
+from rl_training.data.types import Batch, Clock
 from rl_training.errors import NonFiniteError, UsageError
-from rl_training.experiment.config import Schedule
-from rl_training.experiment.state_tree import join, split, tree_hash
+from rl_training.storage.tree import join, split, tree_hash
 from test_replay_buffer import SPEC, one_step
 
 
@@ -75,7 +79,7 @@ def test_each_part_of_a_batch_is_drawn_from_evenly() -> None:
 def test_of_a_slot_that_comes_twice_the_last_error_counts() -> None:
     buffer = filled(3)
     buffer.sample(1)
-    buffer.update_priorities(np.array([1, 2, 1]), np.array([3.0, 4.0, 5.0], np.float32))
+    buffer.update_priorities(np.array([1, 2, 1]), torch.tensor([3.0, 4.0, 5.0]))
     assert weights_of(buffer)[:3] == pytest.approx([1.0, 5.0, 4.0], rel=1e-5)
 
 
@@ -107,19 +111,19 @@ def test_weights_are_divided_by_the_highest_of_their_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("moment", "expected"),
+    ("clock", "expected"),
     [
-        (None, 1.0),  # without a moment the schedule's start: an exponent of zero
-        (Moment(0, 100), 1.0),
-        (Moment(50, 100), 0.5),
-        (Moment(100, 100), 0.25),
-        (Moment(500, 100), 0.25),
+        (None, 1.0),  # without a clock the schedule's start: an exponent of zero
+        (Clock(0, 100), 1.0),
+        (Clock(50, 100), 0.5),
+        (Clock(100, 100), 0.25),
+        (Clock(500, 100), 0.25),
     ],
 )
-def test_the_correction_follows_its_schedule(moment: Moment | None, expected: float) -> None:
+def test_the_correction_follows_its_schedule(clock: Clock | None, expected: float) -> None:
     buffer = filled(2, correction=Schedule(initial=0.0, final=1.0))
     weigh(buffer, [1.0, 4.0])
-    batch = buffer.sample(100, moment)
+    batch = buffer.sample(100, clock)
     np.testing.assert_allclose(batch.weight[batch.slots == 1], expected, rtol=1e-5)
     np.testing.assert_allclose(batch.weight[batch.slots == 0], 1.0)
 
@@ -198,13 +202,12 @@ def test_loading_forgets_what_was_there(sampled: bool) -> None:
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
-@pytest.mark.parametrize("as_given", [torch.as_tensor, np.float32], ids=["tensor", "array"])
-def test_an_error_that_is_not_finite_is_refused(wrong: float, as_given: Any) -> None:
+def test_an_error_that_is_not_finite_is_refused(wrong: float) -> None:
     buffer = filled(3)
     buffer.sample(1)
     before = weights_of(buffer)
     with pytest.raises(NonFiniteError, match=r"not finite.*learning rate"):
-        buffer.update_priorities(np.arange(3), as_given(np.float32([1.0, wrong, 2.0])))
+        buffer.update_priorities(np.arange(3), torch.tensor([1.0, wrong, 2.0]))
     assert weights_of(buffer) == before
 
 
@@ -227,7 +230,9 @@ def test_no_more_memory_is_taken_than_predicted(capacity: int, num_envs: int) ->
 def test_the_hyper_parameters_say_which_buffer_is_built() -> None:
     def build(**hyper: Any) -> ReplayBuffer:
         settings = DQNConfig(buffer_size=10, n_step=3, gamma=0.5, **hyper)
-        return replay_buffer(SPEC, settings, num_envs=2, seed=0, device=torch.device("cpu"))
+        return OptionallyPrioritized.build(
+            SPEC, settings, num_envs=2, seed=0, device=torch.device("cpu")
+        )
 
     assert type(build()) is ReplayBuffer
     buffer = build(prioritized=True, priority_exponent=0.7, priority_correction=0.25)
@@ -311,7 +316,7 @@ def test_any_sequence_of_operations_equals_plain_lists(
             batch = sampled_alike(buffers, BATCH)
             assert_rows_are_the_models(batch, model, prioritized=prioritized)
             for buffer in buffers:
-                buffer.update_priorities(batch.slots, np.float32(step.errors))
+                buffer.update_priorities(batch.slots, torch.tensor(step.errors))
             if prioritized:
                 model.weigh(batch.obs[:, 0].tolist(), step.errors)
         if step.saves:
@@ -324,3 +329,124 @@ def test_any_sequence_of_operations_equals_plain_lists(
         batch = sampled_alike(buffers, 400)
         assert_rows_are_the_models(batch, model, prioritized=prioritized)
         assert_all_is_there(batch, model, prioritized=prioritized)
+
+
+# The tree of sums, against a plain cumulative sum.
+
+
+def tree_of(weights: list[float]) -> SumTree:
+    tree = SumTree(len(weights))
+    tree.set(np.arange(len(weights)), np.array(weights))
+    return tree
+
+
+def test_masses_fall_into_the_leaf_that_holds_them() -> None:
+    tree = tree_of([1.0, 0.0, 2.0, 0.5, 0.0])
+    assert tree.total == 3.5
+    assert tree.weights.tolist() == [1.0, 0.0, 2.0, 0.5, 0.0]
+    # Leaf 0 is [0, 1), leaf 2 is [1, 3) and leaf 3 is [3, 3.5).
+    masses = np.array([0.0, 0.999, 1.0, 2.999, 3.0, 3.499])
+    before = masses.copy()
+    assert tree.find(masses).tolist() == [0, 0, 2, 2, 3, 3]
+    assert np.array_equal(masses, before)
+
+
+def test_an_empty_tree_has_no_mass() -> None:
+    tree = SumTree(5)
+    assert tree.total == 0.0
+    assert tree.weights.tolist() == [0.0] * 5
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 9])
+def test_each_leaf_of_any_size_of_tree_is_found(size: int) -> None:
+    tree = tree_of([1.0] * size)
+    assert tree.total == size
+    assert tree.find(np.arange(size) + 0.5).tolist() == list(range(size))
+
+
+def test_of_an_index_that_comes_twice_the_last_counts() -> None:
+    tree = tree_of([1.0, 1.0, 1.0])
+    tree.set(np.array([2, 0, 2, 0, 2]), np.array([5.0, 6.0, 7.0, 8.0, 9.0]))
+    assert tree.weights.tolist() == [8.0, 1.0, 9.0]
+    assert tree.total == 18.0
+
+
+def test_setting_does_not_change_its_arguments() -> None:
+    tree, index, weights = SumTree(4), np.array([3, 1]), np.array([2.0, 5.0])
+    tree.set(index, weights)
+    assert index.tolist() == [3, 1]
+    assert weights.tolist() == [2.0, 5.0]
+
+
+def test_a_mass_that_rounding_left_over_goes_to_a_leaf_with_a_weight() -> None:
+    """0.1 + 0.2 is more than 0.3: sums from below and subtractions from above do not agree."""
+    tree = tree_of([0.1, 0.2, 0.3, 0.0, 0.0, 0.0])
+    highest = np.array([tree.total, np.nextafter(tree.total, 0.0), np.nextafter(tree.total, 9.0)])
+    assert tree.find(highest).tolist() == [2, 2, 2]
+    # All is in the first leaf, and nothing to the right of it.
+    tree = tree_of([0.7, 0.0, 0.0, 0.0])
+    assert tree.find(np.array([0.7, np.nextafter(0.7, 1.0)])).tolist() == [0, 0]
+
+
+def test_a_small_weight_among_large_ones_is_not_forgotten() -> None:
+    """A running total would keep what was added and taken away; this tree sums anew."""
+    tree = tree_of([1e16, 1.0])
+    tree.set(np.array([0]), np.array([0.0]))
+    assert tree.total == 1.0
+    tree.set(np.array([0]), np.array([1e-9]))
+    assert tree.total == 1.0 + 1e-9
+
+
+# Weights of very different size, many of them zero.
+WEIGHTS = st.one_of(st.just(0.0), st.floats(1e-9, 1e6), st.integers(1, 9).map(float))
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_any_sequence_of_settings_equals_a_cumulative_sum(data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, 70))
+    tree, plain = SumTree(size), np.zeros(size)
+    for _ in range(data.draw(st.integers(1, 4))):
+        changes = data.draw(
+            st.lists(st.tuples(st.integers(0, size - 1), WEIGHTS), min_size=1, max_size=40)
+        )
+        index, weights = (np.array(column) for column in zip(*changes, strict=True))
+        tree.set(index, weights)
+        for where, weight in changes:
+            plain[where] = weight
+    assert np.array_equal(tree.weights, plain)
+    assert tree.total == pytest.approx(plain.sum(), rel=1e-12)
+    # What is set little by little is, to the last bit, what is summed up at once.
+    twin = SumTree(size)
+    twin.weights[:] = plain
+    twin.rebuild()
+    assert np.array_equal(twin._nodes, tree._nodes)
+    if not plain.any():
+        return
+    shares = np.array(data.draw(st.lists(st.floats(0, 1), min_size=1, max_size=20)))
+    masses = np.concatenate([shares * tree.total, np.cumsum(plain) - plain, [0.0, tree.total]])
+    found = tree.find(masses)
+    assert (plain[found] > 0).all()
+    # Each mass lies in its leaf's part of the cumulative sum, up to rounding.
+    ends, slack = np.cumsum(plain), 1e-12 * plain.sum()
+    assert (masses >= (ends - plain)[found] - slack).all()
+    assert (masses <= ends[found] + slack).all()
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    weights=st.lists(st.integers(0, 4).map(float), min_size=1, max_size=40).filter(any),
+    per_unit=st.integers(1, 5),
+)
+def test_evenly_spread_masses_find_each_leaf_in_proportion(
+    weights: list[float], per_unit: int
+) -> None:
+    tree = tree_of(weights)
+    masses = (np.arange(int(tree.total) * per_unit) + 0.5) / per_unit
+    counts = np.bincount(tree.find(masses), minlength=len(weights))
+    assert counts.tolist() == [weight * per_unit for weight in weights]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 1000, 1024, 1025])
+def test_a_tree_has_at_most_four_nodes_of_eight_bytes_for_each_weight(size: int) -> None:
+    assert SumTree(size).nbytes <= 32 * size

@@ -12,12 +12,12 @@ import torch
 from gymnasium.spaces import Box
 
 from rl_training.errors import ConfigError, EnvError
-from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.registry import resolve_config, train_config
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.q_bias import Episode, QBias, bias_of, soft_returns
 from rl_training.runtime.result import TrainingInterrupted
 from rl_training.runtime.training_run import TrainingRun
+from rl_training.storage.metrics_log import read_metrics
+from rl_training.tools.q_bias import Episode, QBias, bias_of, soft_returns
 from training import final_state, tiny_config
 
 
@@ -238,7 +238,8 @@ def test_measuring_happens_with_each_evaluation_and_touches_nothing(tmp_path: Pa
     plain = train_config(tiny_config("redq", tmp_path))
     named = [{"QBias": {"episodes": 2, "states": 5}}]
     watched = train_config(tiny_config("redq", tmp_path, callbacks=named))
-    assert final_state(watched.run_dir) == final_state(plain.run_dir)
+    states = final_state(watched.run_dir), final_state(plain.run_dir)
+    assert {name for name in states[0] if states[0][name] != states[1][name]} == {"callbacks"}
     rows = [row for row in read_metrics(watched.run_dir) if "eval/q_bias_mean" in row]
     assert [row["global_step"] for row in rows] == [100, 200, 240]
     again = train_config(tiny_config("redq", tmp_path, callbacks=named))

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from rl_training.algorithms.functional.random_shift import _indexed, random_shift
+from rl_training.algorithms.functional.random_shift import RandomShifts, random_shift
+from rl_training.fast import images as kernel
 
 
 def images(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
@@ -35,9 +36,10 @@ def test_it_is_padding_and_cropping(pad: int, dtype: torch.dtype) -> None:
     offsets = torch.randint(0, 2 * pad + 1, (20, 2), generator=torch.Generator().manual_seed(1))
     padded = F.pad(batch.float(), (pad,) * 4, mode="replicate")
     found = random_shift(batch, offsets, pad)
-    assert torch.equal(_indexed(batch, offsets, pad), found)  # as on other devices
     assert found.dtype == dtype
-    assert found.is_contiguous(memory_format=torch.channels_last)  # on a CPU
+    fast = kernel.random_shift(batch, offsets, pad)
+    assert torch.equal(fast, found)
+    assert fast.is_contiguous(memory_format=torch.channels_last)  # as convolutions want it
     for number, (row, column) in enumerate(offsets.tolist()):
         crop = padded[number, :, row : row + 12, column : column + 10]
         assert torch.equal(found[number].float(), crop)
@@ -66,3 +68,14 @@ def test_offsets_for_another_number_of_images_are_refused() -> None:
         random_shift(images(3, 3, 8, 8), torch.zeros(2, 2, dtype=torch.long), 4)
     with pytest.raises(ValueError, match=r"expected \[B 2\], found \(3, 3\)"):
         random_shift(images(3, 3, 8, 8), torch.zeros(3, 3, dtype=torch.long), 4)
+
+
+def test_every_round_shifts_each_image_anew_and_rounds_follow_each_other() -> None:
+    batch = images(4, 3, 9, 9)
+    offsets = np.random.default_rng(7).integers(0, 2 * 2 + 1, (3 * 4, 2))
+    found = RandomShifts(7, 2, (3, 9, 9))(batch, 3)
+    expected = [
+        random_shift(batch, torch.from_numpy(offsets[4 * k : 4 * k + 4]), 2) for k in range(3)
+    ]
+    assert torch.equal(found, torch.cat(expected))
+    assert len({tuple(offset) for offset in offsets.tolist()}) > 4

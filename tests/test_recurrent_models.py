@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from rl_training.algorithms.drqn import DRQNConfig
-from rl_training.algorithms.optimization import flatten
+from rl_training.config.value_based import DRQNConfig
 from rl_training.data.types import EnvSpec
-from rl_training.models.dueling import DuelingMLP
-from rl_training.models.recurrent.actor_critic import RecurrentActorCritic
+from rl_training.models.blocks import DuelingMLP
 from rl_training.models.recurrent.core import Pieces, RecurrentCore, State, reset_state
 from rl_training.models.recurrent.lstm_q_network import LSTMQNetwork
 
@@ -281,35 +279,3 @@ def test_the_network_is_built_as_the_hyper_parameters_size_it() -> None:
     # GRU 3 * 6 * (3 + 6 + 2), streams 6 * 6 + 6 each, then 6 + 1 and 6 * 5 + 5.
     assert sum(p.numel() for p in other.parameters()) == 198 + 42 + 42 + 7 + 35
     assert [len(net.initial_state(1)) for net in (plain, other)] == [2, 1]
-
-
-# On the host.
-
-
-@each_kind
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda kind: LSTMQNetwork(FEATURES, 2, core=kind, core_size=SIZE),
-        lambda kind: LSTMQNetwork(FEATURES, 2, (), core=kind, core_size=SIZE, dueling=True),
-        lambda kind: RecurrentActorCritic(FEATURES, 2, core=kind, core_size=SIZE),
-        lambda kind: RecurrentActorCritic(FEATURES, 2, (), core=kind, shared_core=True),
-    ],
-    ids=["values", "dueling, no encoder", "actor and critic", "shared, no encoder"],
-)
-def test_acting_on_arrays_equals_acting_on_tensors(make: Any, kind: Kind) -> None:
-    torch.manual_seed(1)
-    model = make(kind)
-    flatten(model, gradients=False)  # as an optimiser does: the parameters move
-    rng = np.random.default_rng(2)
-    state = model.initial_state(3)
-    arrays = tuple(part.numpy() for part in state)
-    for _ in range(6):
-        obs, first = rng.normal(size=(3, FEATURES)).astype(np.float32), rng.random(3) < 0.3
-        with torch.no_grad():
-            expected = model.act(torch.from_numpy(obs), state, torch.from_numpy(first))
-        output, arrays = model.act_on_arrays(obs, arrays, first)
-        state = expected[-1]
-        for mine, theirs in zip((output, *arrays), (expected[0], *state), strict=True):
-            assert mine.dtype == np.float32
-            np.testing.assert_allclose(mine, theirs, atol=1e-6)

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from rl_training.experiment.checkpointing import find_checkpoint
-from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.logging import read_metrics
+from rl_training.config.train_config import TrainConfig
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.recurrent_ppo_trainer import train_recurrent_ppo
 from rl_training.runtime.result import TrainingInterrupted
 from rl_training.runtime.training_run import TrainingRun
+from rl_training.storage.checkpoints import find_checkpoint
+from rl_training.storage.metrics_log import read_metrics
 from toy_envs import ChainEnv
 from training import KeepModel, StopAt, final_state, recalled, tiny_config
 
@@ -55,7 +55,7 @@ def test_a_run_leaves_a_checkpoint_and_its_metrics(env_id: str, shape: str, tmp_
         assert all(np.isfinite(row[f"train/{name}"]) for name in (*names, "explained_variance"))
     checkpoint = find_checkpoint(result.run_dir)
     parts = (1 if "gru" in shape else 2) * (1 if "shared" in shape else 2)
-    saved = checkpoint.read("loop")["collector"]["state"]
+    saved = checkpoint.read("loop")["run"]["collector"]["state"]
     assert [part.shape for part in saved] == [(2, 8)] * parts
     assert all(part.any() for part in saved)
 
@@ -86,10 +86,10 @@ def test_stopped_and_resumed_equals_never_stopped(shape: str, cut: int, tmp_path
         train_recurrent_ppo(config, callbacks=[before, StopAt(cut)])
     run_dir = interruption.value.result.run_dir
     saved = find_checkpoint(run_dir)
-    assert all(part.any(1).all() for part in saved.read("loop")["collector"]["state"])
+    assert all(part.any(1).all() for part in saved.read("loop")["run"]["collector"]["state"])
     rows = saved.read("replay")["rows"]
     assert len(rows["state"]) == len(rows["next_state"]) == cut // 2 % 10
-    assert saved.read("loop")["collector"]["lengths"].all()  # in the middle of episodes
+    assert saved.read("loop")["run"]["collector"]["lengths"].all()  # in the middle of episodes
     train_recurrent_ppo(config, resume=run_dir, callbacks=[after])
     assert final_state(run_dir) == straight
     assert before.states + after.states == whole.states

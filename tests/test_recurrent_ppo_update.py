@@ -17,19 +17,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from rl_training.algorithms.base import Acting
-from rl_training.algorithms.functional.surrogate import Samples
-from rl_training.algorithms.ppo import METRICS, PPO
-from rl_training.algorithms.ppo_config import PPOConfig
-from rl_training.algorithms.recurrent_ppo import (
-    RecurrentPPO,
-    RecurrentPPOConfig,
-    Sequences,
-    cut,
-    equal_length,
-)
+from rl_training.algorithms.base import ActResult, Loss
+from rl_training.algorithms.ppo import PPO, Samples
+from rl_training.algorithms.recurrent_ppo import RecurrentPPO, Sequences, cut, equal_length
+from rl_training.config.ppo import PPOConfig, RecurrentPPOConfig
 from rl_training.data.rollout_buffer import RolloutBuffer
-from rl_training.data.types import Moment, PolicyState, Rollout, Transitions
+from rl_training.data.types import Clock, PolicyState, Rollout, Transitions
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.errors import ConfigError
 from rl_training.models.mlp_actor_critic import MLPActorCritic
@@ -38,6 +31,7 @@ from rl_training.models.recurrent.core import State
 from rl_training.runtime.collector import Collector
 from test_ppo_update import DISCRETE, SPECS, START, random_rollout
 from test_rollout_buffer import MODES, slow_advantages, transitions
+from value_batches import numbers_of
 
 reference: Any = torch.distributions
 CORES: dict[str, dict[str, Any]] = {
@@ -235,7 +229,7 @@ def test_each_valid_row_occurs_once_per_epoch_with_what_belongs_to_it(
     hyper: dict[str, Any] = {"num_steps": steps, "sequence_length": length}
     ppo = make(core="gru", core_size=1, epochs=2, seed=seed, batch_size=batch_size, **hyper)
     samples, count = numbered(valid, first), valid.size
-    minibatches = list(ppo._minibatches(samples))
+    minibatches = list(ppo.minibatches(samples))
     pieces = len(minibatches) // 2
     assert len(minibatches) == 2 * pieces
     assert pieces <= -(-int(valid.sum()) // ppo.hyper.batch_size)
@@ -266,7 +260,7 @@ def test_each_valid_row_occurs_once_per_epoch_with_what_belongs_to_it(
 def test_sequences_are_shuffled_anew_in_each_epoch() -> None:
     valid = np.ones((8, 8), np.bool_)
     ppo = make(core="gru", core_size=1, num_steps=8, sequence_length=2, batch_size=2, epochs=2)
-    order = [m.action.tolist() for m in ppo._minibatches(numbered(valid, ~valid))]
+    order = [m.action.tolist() for m in ppo.minibatches(numbered(valid, ~valid))]
     assert len(order) == 64
     assert order[:32] != order[32:]
     assert order[:32] != sorted(order[:32])
@@ -328,7 +322,7 @@ class Played:
         seeds = [seed + 100 * n for n in range(self.num_envs)]
         self.collector.reset(seeds, self.ppo.initial_state(self.num_envs))
 
-    def act(self, obs: np.ndarray, state: PolicyState, first: np.ndarray) -> Acting:
+    def act(self, obs: np.ndarray, state: PolicyState, first: np.ndarray) -> ActResult:
         return self.ppo.act(obs, state, first, START, explore=True)
 
     def take(self, cuts: tuple[int, ...] = ()) -> Rollout:
@@ -388,8 +382,7 @@ def test_learning_sees_what_acting_saw(
     kinds: set[Any] = set()
     for _ in range(3):
         rollout = played.take(cuts)
-        with torch.no_grad():
-            samples = ppo._samples(rollout)
+        samples = ppo.samples(rollout)
         rows = played.rows
         values = [[played.values[row[0]] for row in mine] for mine in rows]
         slow = [slow_advantages(mine, played.values, 0.97, 0.9) for mine in rows]
@@ -487,8 +480,7 @@ def test_advantages_by_hand() -> None:
         states = {"state": state(before), "next_state": state(after)}
         store.add(transitions(obs, following, reward, **states, **flags))  # type: ignore[arg-type]
     ppo = RecurrentPPO(Adding(), configured(gamma=0.5, gae_lambda=0.5, **ONE_NUMBER), DISCRETE)
-    with torch.no_grad():
-        samples = ppo._samples(store.take())
+    samples = ppo.samples(store.take())
     assert samples.value.tolist() == [1.0, 3.0, 4.0, 2.0]
     assert samples.advantage.tolist() == [1.75, 1.0, -1.0, 1.5]
     assert samples.returns.tolist() == [2.75, 4.0, 3.0, 3.5]
@@ -507,7 +499,7 @@ def test_a_rollout_in_which_every_episode_terminates_needs_no_bootstrap() -> Non
         state=torch.zeros(4, 2, 4 * SIZE),
         bootstrap_state=torch.zeros(0, 4 * SIZE),
     )
-    samples = ppo._samples(rollout)
+    samples = ppo.samples(rollout)
     assert_close(samples.returns, rollout.reward.flatten())
 
 
@@ -533,7 +525,7 @@ def reference_policy(ppo: RecurrentPPO, output: Tensor, action: Tensor) -> tuple
 
 def written_out(
     ppo: RecurrentPPO, rollout: Rollout, old: Samples
-) -> tuple[list[float], list[Tensor]]:
+) -> tuple[dict[str, float], list[Tensor]]:
     """PPO's numbers and gradient from single steps and automatic differentiation, all rows once."""
     hyper, model = ppo.hyper, ppo.model
     policy, value = step_by_step(model, rollout.obs, ppo._parts(rollout.state[0]), rollout.first)
@@ -549,8 +541,16 @@ def written_out(
     loss = policy_loss + hyper.value_coef * value_loss - hyper.entropy_coef * entropy.mean()
     kl = (ratio - 1 - ratio.log()).mean()
     clipped = ((ratio - 1).abs() > 0.2).float().mean()
-    numbers = [float(x.detach()) for x in (policy_loss, value_loss, kl, clipped, entropy.mean())]
-    return numbers, list(torch.autograd.grad(loss, list(model.parameters())))
+    numbers = {
+        "policy_loss": policy_loss,
+        "value_loss": value_loss,
+        "approx_kl": kl,
+        "clip_fraction": clipped,
+        "entropy": entropy.mean(),
+        "loss": loss,
+    }
+    gradient = list(torch.autograd.grad(loss, list(model.parameters())))
+    return {name: float(x.detach()) for name, x in numbers.items()}, gradient
 
 
 ONE_MINIBATCH: dict[str, Any] = {
@@ -570,14 +570,13 @@ def test_the_gradient_of_one_sequence_is_that_of_the_loss_written_out(kind: str,
     first = torch.zeros(12, 2, dtype=torch.bool)
     first[0] = first[7, 1] = True
     rollout = played_through(ppo, random_rollout(SPECS[kind], 12)._replace(first=first))
-    with torch.no_grad():
-        samples = ppo._samples(rollout)
-        moved(ppo)
-        (minibatch,) = list(ppo._minibatches(samples))[:1]
-        found = ppo._gradient(minibatch, 0.2)
+    samples = ppo.samples(rollout)
+    moved(ppo)
+    (minibatch,) = list(ppo.minibatches(samples))[:1]
+    found = ppo.optimizer.differentiate(ppo.loss, minibatch, 0.2)
     numbers, expected = written_out(ppo, rollout, samples)
-    assert 0 < numbers[METRICS.index("clip_fraction")] < 1
-    assert found.tolist() == pytest.approx(numbers, rel=1e-4, abs=1e-6)
+    assert 0 < numbers["clip_fraction"] < 1
+    assert numbers_of(found.metrics) == pytest.approx(numbers, rel=1e-4, abs=1e-6)
     for mine, theirs in zip(gradients(ppo), expected, strict=True):
         assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
 
@@ -710,8 +709,7 @@ def test_rows_that_only_reset_change_nothing(
     agents = [make(seed=seed, **hyper, **CORES[core]) for _ in range(2)]
     rollout = masked_rollout(agents[0], steps, envs, seed)
     rollouts = [rollout, spoiled(rollout, seed)]
-    with torch.no_grad():
-        samples = [ppo._samples(each) for ppo, each in zip(agents, rollouts, strict=True)]
+    samples = [ppo.samples(each) for ppo, each in zip(agents, rollouts, strict=True)]
     for mine, theirs in zip(samples[0][1:], samples[1][1:], strict=True):
         assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
     results = [ppo.update(each, START) for ppo, each in zip(agents, rollouts, strict=True)]
@@ -730,26 +728,27 @@ def test_padding_changes_neither_numbers_nor_gradient(
     """Whatever is past the end of a rollout, or in a row that only resets."""
     ppo = make(seed=seed, num_steps=steps, sequence_length=length, batch_size=14)
     generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        samples = ppo._samples(masked_rollout(ppo, steps, envs, seed))
-        moved(ppo)
-        for minibatch in ppo._minibatches(samples):
-            sequences: Sequences = minibatch.obs
-            padding = torch.ones(sequences.first.numel(), dtype=torch.bool)
-            padding[sequences.rows] = False
-            padding = padding.reshape(sequences.first.shape)
-            noise = 100 * torch.randn(sequences.obs.shape, generator=generator)
-            flags = torch.rand(padding.shape, generator=generator) < 0.5
-            garbage = sequences._replace(
-                obs=torch.where(padding[..., None], noise, sequences.obs),
-                first=torch.where(padding, flags, sequences.first),
-            )
-            found = ppo._gradient(minibatch, 0.2)
-            mine = gradients(ppo)
-            other = ppo._gradient(minibatch._replace(obs=garbage), 0.2)
-            assert_close(found, other, rtol=1e-4, atol=1e-5)
-            for one, another in zip(mine, gradients(ppo), strict=True):
-                assert_close(one, another, rtol=1e-4, atol=1e-5)
+    samples = ppo.samples(masked_rollout(ppo, steps, envs, seed))
+    moved(ppo)
+    for minibatch in ppo.minibatches(samples):
+        sequences: Sequences = minibatch.obs
+        padding = torch.ones(sequences.first.numel(), dtype=torch.bool)
+        padding[sequences.rows] = False
+        padding = padding.reshape(sequences.first.shape)
+        noise = 100 * torch.randn(sequences.obs.shape, generator=generator)
+        flags = torch.rand(padding.shape, generator=generator) < 0.5
+        garbage = sequences._replace(
+            obs=torch.where(padding[..., None], noise, sequences.obs),
+            first=torch.where(padding, flags, sequences.first),
+        )
+        found = ppo.optimizer.differentiate(ppo.loss, minibatch, 0.2)
+        mine = gradients(ppo)
+        spoiled_rows = minibatch._replace(obs=garbage)
+        other = ppo.optimizer.differentiate(ppo.loss, spoiled_rows, 0.2)
+        expected = numbers_of(found.metrics)
+        assert numbers_of(other.metrics) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+        for one, another in zip(mine, gradients(ppo), strict=True):
+            assert_close(one, another, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("length", [5, 8])
@@ -758,11 +757,11 @@ def test_a_last_shorter_sequence_counts_its_rows_once(length: int) -> None:
     ppo = make(sequence_length=length, **ONE_MINIBATCH)
     rollout = played_through(ppo, random_rollout(SPECS["discrete"], 13))
     length = {5: 5, 8: 7}[length]  # thirteen steps in 5, 5 and 3, and in 7 and 6
+    samples = ppo.samples(rollout)
+    moved(ppo, 0.02)
+    minibatch = next(ppo.minibatches(samples))
+    found = numbers_of(ppo.loss(minibatch, 0.2).metrics)
     with torch.no_grad():
-        samples = ppo._samples(rollout)
-        moved(ppo, 0.02)
-        minibatch = next(ppo._minibatches(samples))
-        found = ppo._gradient(minibatch, 0.2)
         # Each row, seen from the state that its sequence starts from.
         pieces = [
             step_by_step(
@@ -777,12 +776,12 @@ def test_a_last_shorter_sequence_counts_its_rows_once(length: int) -> None:
     near = samples.value + (value - samples.value).clamp(-0.1, 0.1)
     errors = (torch.stack([value, near]) - samples.returns) ** 2
     assert len(minibatch.value) == 26
-    assert float(found[1]) == pytest.approx(float(errors.amax(0).mean()), rel=1e-5)
+    assert found["value_loss"] == pytest.approx(float(errors.amax(0).mean()), rel=1e-5)
     output = torch.cat([piece[0] for piece in pieces]).flatten(0, 1)
     log_ratio = reference_policy(ppo, output, samples.action)[0] - samples.log_prob
     expected = float((log_ratio.exp() - 1 - log_ratio).mean())
     assert expected > 1e-5
-    assert float(found[METRICS.index("approx_kl")]) == pytest.approx(expected, rel=1e-3)
+    assert found["approx_kl"] == pytest.approx(expected, rel=1e-3)
 
 
 # The epochs.
@@ -797,14 +796,14 @@ def test_a_target_kl_stops_before_the_step_that_would_go_on_from_too_far(
 
     def learned(**more: Any) -> tuple[RecurrentPPO, int, list[float]]:
         ppo, kls = make(**hyper, **more), []
-        gradient = ppo._gradient
+        loss = ppo.loss
 
-        def watched(rows: Samples, clip_range: float) -> Any:
-            numbers = gradient(rows, clip_range)
-            kls.append(float(numbers[METRICS.index("approx_kl")]))
-            return numbers
+        def watched(rows: Samples, clip_range: float) -> Loss:
+            result = loss(rows, clip_range)
+            kls.append(float(result.metrics["approx_kl"]))
+            return result
 
-        monkeypatch.setattr(ppo, "_gradient", watched)
+        monkeypatch.setattr(ppo, "loss", watched)
         return ppo, ppo.update(rollout, START).gradient_steps, kls
 
     two, _, _ = learned(epochs=2)
@@ -827,11 +826,9 @@ def test_an_update_learns_in_every_kind_of_action(kind: str) -> None:
     liked = rollout.action.flatten(2)[..., 0] if kind != "discrete" else rollout.action
     rollout = rollout._replace(reward=(liked > 0).float())
     before = ppo.optimizer.flat.clone()
-    with torch.no_grad():
-        old = ppo._samples(rollout)
+    old = ppo.samples(rollout)
     result = ppo.update(rollout, START)
-    with torch.no_grad():
-        new = ppo._samples(rollout)
+    new = ppo.samples(rollout)
     assert result.gradient_steps == ppo.hyper.epochs * 4
     assert all(math.isfinite(float(value)) for value in result.metrics.values())
     assert not torch.equal(ppo.optimizer.flat, before)
@@ -859,7 +856,7 @@ def test_state_round_trip_continues_bit_for_bit(kind: str, core: str) -> None:
             acting = ppo.act(obs, ppo.initial_state(2), first, START, explore=True)
             actions += [acting.action, *acting.state]
             rollout = played_through(ppo, random_rollout(SPECS[kind], 10, seed=number))
-            ppo.update(rollout, Moment(number, 100))
+            ppo.update(rollout, Clock(number, 100))
         return actions
 
     straight, half, resumed = make(kind, **hyper), make(kind, **hyper), make(kind, 1, **hyper)

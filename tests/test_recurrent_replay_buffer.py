@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replay_model import MOST_ENVS, SEQUENCES
-from rl_training.algorithms.drqn import DRQNConfig
+from rl_training.config.value_based import DRQNConfig
 from rl_training.data.recurrent_replay_buffer import RecurrentReplayBuffer, bytes_per_chunk
 from rl_training.data.types import EnvSpec, SequenceBatch, Transitions
 from rl_training.errors import CheckpointError, ConfigError, ReplayTooLarge, UsageError
-from rl_training.experiment.state_tree import join, split, tree_hash
+from rl_training.storage.tree import join, split, tree_hash
 
 SPEC = EnvSpec(env_id="toy", obs_shape=(2,), action_kind="discrete", num_actions=9)
 GAMMA = 0.5

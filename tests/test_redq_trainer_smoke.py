@@ -10,10 +10,10 @@ import pytest
 
 from rl_training import REDQ
 from rl_training.errors import ConfigError
-from rl_training.experiment.checkpointing import find_checkpoint
-from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.registry import resolve_config
 from rl_training.runtime.redq_trainer import train_redq
+from rl_training.storage.checkpoints import find_checkpoint
+from rl_training.storage.metrics_log import read_metrics
 from training import tiny_config
 
 

@@ -7,26 +7,35 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from rl_training.algorithms.redq import REDQ, REDQConfig, random_subset, redq_loss
-from rl_training.models.mlp_actor_critics import MLPActorCritics
+from rl_training.algorithms.redq import REDQ, random_subset, redq_loss
+from rl_training.config.actor_critic import REDQConfig
+from rl_training.models.mlp_actor_q_ensemble import MLPActorQEnsemble
 from soft_batches import LEARNING, SPEC, make, random_batch
 
 
 def test_the_loss_by_hand() -> None:
-    q_values = torch.tensor([[1.0, 3.0, 2.0], [2.0, 0.0, 1.0]])
-    loss, gradient, metrics = redq_loss(q_values, torch.tensor([2.0, 1.0]))
+    q_values = torch.tensor([[1.0, 3.0, 2.0], [2.0, 0.0, 1.0]], requires_grad=True)
+    target = torch.tensor([2.0, 1.0], requires_grad=True)
+    loss, metrics, _ = redq_loss(q_values, target)
+    loss.backward()
     # Errors -1, 1, 0 and 1, -1, 0: four squares over two rows.
-    assert float(loss) == 2.0
-    assert gradient.tolist() == [[-1.0, 1.0, 0.0], [1.0, -1.0, 0.0]]
+    assert loss.item() == 2.0
+    assert q_values.grad is not None
+    assert q_values.grad.tolist() == [[-1.0, 1.0, 0.0], [1.0, -1.0, 0.0]]
+    assert target.grad is None  # a target carries no gradient
     found = {name: float(x) for name, x in metrics.items()}
     assert found == {"critic_loss": 2.0, "q_value_mean": 1.5, "target_q_mean": 1.5}
 
 
-def test_the_gradient_is_the_automatic_one() -> None:
+def test_the_gradient_is_twice_the_error_over_the_rows() -> None:
     q_values, target = torch.randn(7, 5, requires_grad=True), torch.randn(7)
-    loss, gradient, _ = redq_loss(q_values, target)
-    loss.backward()
-    assert_close(gradient.detach(), q_values.grad)
+    redq_loss(q_values, target).value.backward()
+    assert_close(q_values.grad, 2 / 7 * (q_values.detach() - target[:, None]))
+
+
+def test_a_loss_of_shapes_that_would_broadcast_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected"):
+        redq_loss(torch.zeros(5, 5), torch.zeros(1))
 
 
 def test_subsets_have_no_duplicates_and_every_pair_is_as_likely() -> None:
@@ -67,15 +76,17 @@ def test_with_two_critics_both_in_the_subset_the_target_is_sacs() -> None:
 
 def test_the_actor_follows_the_mean_of_all_critics() -> None:
     agent = make("redq", num_critics=3)
-    values = torch.randn(3, 4, 1)
-    value, slope = agent.actor_value(values)
+    values = torch.randn(3, 4, 1, requires_grad=True)
+    value = agent.actor_value(values)
+    value.sum().backward()
     assert_close(value, values.mean(0)[:, 0])
-    assert torch.equal(slope, torch.full((3, 4, 1), 1 / 3))
+    assert values.grad is not None
+    assert torch.equal(values.grad, torch.full((3, 4, 1), 1 / 3))
 
 
 def test_q_values_have_a_column_per_critic() -> None:
     hyper = REDQConfig(hidden_sizes=(8,))
-    model = MLPActorCritics.build(SPEC, hyper)
+    model = MLPActorQEnsemble.build(SPEC, hyper)
     obs, action = torch.randn(5, 3), torch.randn(5, 2)
     found = model.q_values(obs, action)
     assert found.shape == (5, 10)

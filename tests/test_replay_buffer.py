@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rl_training.config.hyper_parameters import TransitionHyperParameters
 from rl_training.data import memory
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.types import EnvSpec, Transitions
 from rl_training.errors import CheckpointError, ReplayTooLarge, UsageError
-from rl_training.experiment.config import TransitionHyperParameters
-from rl_training.experiment.state_tree import join, split, tree_hash
+from rl_training.storage.tree import join, split, tree_hash
 
 SPEC = EnvSpec(env_id="toy", obs_shape=(2,), action_kind="discrete", num_actions=9)
 
@@ -62,6 +62,27 @@ def test_discount_is_gamma_and_zero_only_after_termination() -> None:
     buffer.add(one_step(20, 21, first=True))  # the one before was truncated: 7 -> 8 bootstraps
     assert everything(buffer) == {(1, 2, 0.5), (2, 3, 0.0), (7, 8, 0.5), (20, 21, 0.5)}
     assert len(buffer) == 4
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_a_truncation_bootstraps_from_the_true_last_observation(n_step: int) -> None:
+    """1 -> 2 -> 3, cut off there; the environment then starts again at 50."""
+    buffer = ReplayBuffer(SPEC, capacity=10, gamma=0.5, n_step=n_step)
+    buffer.add(one_step(1, 2, first=True))
+    cut = one_step(2, 3)
+    buffer.add(cut._replace(truncated=np.array([True])))
+    buffer.add(one_step(50, 51, first=True))
+    batch = buffer.sample(500)
+    rows = batch.obs[:, 0] == 2
+    assert rows.sum() > 50
+    assert set(batch.discount[rows].tolist()) == {0.5}  # gamma, as if the episode went on
+    assert torch.equal(batch.next_obs[rows], torch.tensor([[3.0, -3.0]]).expand(rows.sum(), 2))
+    assert set(batch.reward[rows].tolist()) == {2.0}  # and no reward of the next episode
+    # A termination there would end the sum.
+    ended = ReplayBuffer(SPEC, capacity=10, gamma=0.5, n_step=n_step)
+    ended.add(one_step(1, 2, first=True))
+    ended.add(one_step(2, 3, terminated=True))
+    assert set(ended.sample(500).discount.tolist()) == ({0.5, 0.0} if n_step == 1 else {0.0})
 
 
 def test_the_first_step_of_all_needs_no_flag() -> None:

@@ -12,12 +12,11 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import nn
 
-from rl_training.algorithms.functional.gae import explained_variance, gae
-from rl_training.algorithms.ppo import PPO
-from rl_training.algorithms.ppo_config import PPOConfig
+from rl_training.algorithms.ppo import PPO, explained_variance, gae
+from rl_training.config.ppo import PPOConfig, RecurrentPPOConfig
 from rl_training.data.normalization import RewardNormalizer
 from rl_training.data.rollout_buffer import RolloutBuffer
-from rl_training.data.types import EnvSpec, Moment, Rollout, Transitions
+from rl_training.data.types import Clock, EnvSpec, Rollout, Transitions
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.errors import CheckpointError
 from rl_training.runtime.collector import Collector
@@ -129,7 +128,7 @@ def collected(
             for mine in rows:
                 if mine:
                     mine[-1] = (*mine[-1][:-1], True)
-        step = collector.step(lambda *args: ppo.act(*args, Moment(0, 1), explore=True))
+        step = collector.step(lambda *args: ppo.act(*args, Clock(0, 1), explore=True))
         store.add(step)
         vector_steps += 1
         for n in np.flatnonzero(step.valid):
@@ -175,7 +174,7 @@ def test_advantages_equal_the_slow_recursion(
     kinds = set()
     for seed in range(3):
         rollout, rows = collected(mode, num_envs, seed, 30, cuts)
-        samples = ppo._samples(rollout)
+        samples = ppo.samples(rollout)
         table = model.table.tolist()
         # Samples are in the order of the rollout, time first; sort the slow ones likewise.
         slow = [slow_advantages(mine, table, 0.97, 0.9) for mine in rows]
@@ -216,7 +215,7 @@ def test_advantages_by_hand() -> None:
     store.add(transitions([3], [2], [0], first=[1]))
     model = Tabular()
     model.table = torch.arange(STATES, dtype=torch.float64)
-    samples = PPO(model, PPOConfig(gamma=0.5, gae_lambda=0.5), SPEC)._samples(store.take())
+    samples = PPO(model, PPOConfig(gamma=0.5, gae_lambda=0.5), SPEC).samples(store.take())
     assert samples.advantage.tolist() == [-1.5, 2.0, 2.0, -2.0]
     assert samples.returns.tolist() == [2.5, 4.0, 3.0, 1.0]
     np.testing.assert_allclose(samples.log_prob.detach(), np.full(4, np.log(0.5)), rtol=1e-6)
@@ -261,7 +260,7 @@ def test_open_ends_carry_their_true_successors() -> None:
     )
     # Flat index t * 2 + n; row 2 only resets, and whatever it bootstraps from is thrown away.
     assert found == {0: 2.0, 2: 3.0, 4: 4.0}
-    samples = PPO(Tabular(), PPOConfig(), SPEC)._samples(rollout)
+    samples = PPO(Tabular(), PPOConfig(), SPEC).samples(rollout)
     assert len(samples.obs) == 5
     assert torch.isfinite(samples.advantage).all()
 
@@ -419,3 +418,12 @@ def test_memory_is_what_the_arrays_take() -> None:
     assert buffer(5, 3).nbytes == 15 * (8 + 8 + 4 + 4)
     # And two states of three numbers of 4 bytes.
     assert buffer(5, 3, state_size=3).nbytes == 15 * (8 + 8 + 4 + 4 + 24)
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_the_memory_is_known_before_anything_is_allocated(num_envs: int) -> None:
+    spec = EnvSpec(env_id="any", obs_shape=(2, 3), action_kind="continuous", action_dim=2)
+    for hyper in (PPOConfig(num_steps=7), RecurrentPPOConfig(num_steps=7, core_size=5)):
+        device = torch.device("cpu")
+        built = RolloutBuffer.build(spec, hyper, num_envs=num_envs, seed=0, device=device)
+        assert RolloutBuffer.needed_bytes(spec, hyper, num_envs) == built.nbytes

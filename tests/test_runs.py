@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_training.errors import RunError, SaveError, UsageError
-from rl_training.experiment import run_metadata, runs
-from rl_training.experiment.files import parse_json, write_atomic, write_json
-from rl_training.experiment.runs import (
+from rl_training.storage import runs
+from rl_training.storage.files import parse_json, write_atomic, write_json
+from rl_training.storage.runs import (
     RunLock,
     collect_metadata,
     create_run_directory,
@@ -215,7 +215,7 @@ def test_metadata_tells_the_commit_of_the_package_wherever_it_is_used(
         command = ["git", "-C", str(tmp_path / "checkout"), *identity, *words]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
-    source = tmp_path / "checkout" / "rl_training" / "run_metadata.py"
+    source = tmp_path / "checkout" / "rl_training" / "runs.py"
     source.parent.mkdir(parents=True)
     source.touch()
     git("init", "-q")
@@ -223,7 +223,7 @@ def test_metadata_tells_the_commit_of_the_package_wherever_it_is_used(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    monkeypatch.setattr(run_metadata, "__file__", str(source))
+    monkeypatch.setattr(runs, "__file__", str(source))
     assert "package_git_commit" not in metadata()  # such as in somebody's .venv
     git("add", ".")
     git("commit", "-q", "-m", "y")

@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 
 from rl_training import SAC, TQC
+from rl_training.config.train_config import TrainConfig
 from rl_training.errors import ConfigError, IncompatibleEnv
-from rl_training.experiment.checkpointing import find_checkpoint
-from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.registry import get_spec, train_config
-from rl_training.experiment.state_tree import tree_hash
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.compatibility import check_spaces
 from rl_training.runtime.result import TrainingInterrupted
 from rl_training.runtime.sac_trainer import train_sac
 from rl_training.runtime.tqc_trainer import train_tqc
 from rl_training.runtime.training_run import TrainingRun
+from rl_training.storage.checkpoints import find_checkpoint
+from rl_training.storage.metrics_log import read_metrics
+from rl_training.storage.tree import tree_hash
 from training import StopAt, final_state, tiny_config
 
 METRICS = ("critic_loss", "q_value_mean", "target_q_mean", "actor_loss", "entropy", "alpha")
@@ -56,6 +56,7 @@ def test_training_writes_checkpoint_and_metrics(
     assert kind.load(result.run_dir).evaluate(3).returns == result.eval_returns
 
 
+@pytest.mark.extra("mujoco")
 @pytest.mark.parametrize("algo", ["sac", "tqc", "redq"])
 def test_stopped_and_resumed_equals_never_stopped_on_mujoco(algo: str, tmp_path: Path) -> None:
     """Episodes of InvertedPendulum end by themselves after a few steps, within a cut or not."""

@@ -10,14 +10,25 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from rl_training.algorithms.functional.squashed_gaussian import squashed_sample
-from rl_training.algorithms.sac import SACConfig, sac_loss, soft_target
-from rl_training.data.types import Moment
+from rl_training.algorithms.sac import sac_loss
+from rl_training.algorithms.soft_actor_critic import soft_target, squashed_sample
+from rl_training.config.actor_critic import SACConfig
+from rl_training.data.types import Clock
 from rl_training.errors import ConfigError
-from rl_training.models.mlp_actor_critics import MLPActorCritics
+from rl_training.fast.accelerate import accelerate
+from rl_training.models.mlp_actor_q_ensemble import MLPActorQEnsemble
 from soft_batches import KINDS, LEARNING, SPEC, make, parameters, random_batch
 
 each_algo = pytest.mark.parametrize("algo", KINDS)
+
+
+@pytest.fixture
+def one_thread() -> Any:
+    """With several threads nothing learns with kernels."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def test_the_target_by_hand_and_no_entropy_after_a_termination() -> None:
@@ -30,12 +41,21 @@ def test_the_target_by_hand_and_no_entropy_after_a_termination() -> None:
 
 
 def test_the_loss_by_hand() -> None:
-    q_values = torch.tensor([[[1.0], [2.0]], [[3.0], [0.0]]])
-    target = torch.tensor([2.0, 1.0])
+    q_values = torch.tensor([[[1.0], [2.0]], [[3.0], [0.0]]], requires_grad=True)
+    target = torch.tensor([2.0, 1.0], requires_grad=True)
     # Errors -1, 1 and 1, -1: half the squares, over two rows, summed over the critics.
-    result = sac_loss(q_values, target)
-    assert result.numbers.tolist() == [1.0, 1.5, 1.5]
-    assert result.gradient.tolist() == [[[-0.5], [0.5]], [[0.5], [-0.5]]]
+    loss, metrics, priority = sac_loss(q_values, target)
+    loss.backward()
+    assert loss.item() == 1.0
+    assert {name: float(x) for name, x in metrics.items()} == {
+        "critic_loss": 1.0,
+        "q_value_mean": 1.5,
+        "target_q_mean": 1.5,
+    }
+    assert q_values.grad is not None
+    assert q_values.grad.tolist() == [[[-0.5], [0.5]], [[0.5], [-0.5]]]
+    assert target.grad is None  # a target carries no gradient
+    assert priority is None
 
 
 def test_a_loss_of_shapes_that_would_broadcast_is_refused() -> None:
@@ -49,7 +69,7 @@ def flat_gradient(loss: torch.Tensor, module: torch.nn.Module) -> torch.Tensor:
 
 
 @each_algo
-def test_the_actors_gradient_is_the_automatic_one(algo: str) -> None:
+def test_the_actors_gradient_is_that_of_its_loss(algo: str) -> None:
     """Critics that do not move leave the actor's loss as it was before the update."""
     agent, batch = make(algo, alpha=0.3, policy_delay=1), random_batch()
     agent.critic_optimizer.step = lambda _: None  # type: ignore[method-assign]
@@ -103,29 +123,6 @@ def test_an_update_is_its_definition() -> None:
     assert found["alpha"] == pytest.approx(0.3)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    """With several, updates compute on tensors."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@each_algo
-def test_arrays_and_tensors_give_the_same_update(algo: str) -> None:
-    on_arrays, on_tensors = make(algo, policy_delay=1), make(algo, policy_delay=1)
-    assert on_arrays.learns_on_host
-    on_tensors.learns_on_host = False
-    for seed in range(5):
-        batch = random_batch(32, seed)
-        metrics = [agent.update(batch, LEARNING).metrics for agent in (on_arrays, on_tensors)]
-        assert list(metrics[0]) == list(metrics[1])
-        for name in metrics[0]:
-            assert_close(metrics[0][name], metrics[1][name], rtol=1e-4, atol=1e-5)
-    assert_close(parameters(on_arrays), parameters(on_tensors), rtol=0, atol=1e-5)
-
-
 @each_algo
 def test_the_actor_moves_every_so_many_updates_and_the_targets_each_time(algo: str) -> None:
     agent, batch = make(algo, policy_delay=3, tau=0.5), random_batch()
@@ -150,12 +147,13 @@ def test_the_temperature_follows_the_entropy(algo: str, entropy: float, grows: b
 
 
 def test_the_temperatures_first_steps_by_hand() -> None:
-    agent = make("sac")
-    log_prob = torch.tensor([1.0, 2.0])
-    agent.temperature.step(log_prob, 0.1)
-    # The slope -(1.5 - 2) is positive: Adam's first step takes 0.1 off log alpha.
-    assert float(agent.temperature.alpha(log_prob)) == pytest.approx(math.exp(-0.1), rel=1e-5)
-    assert float(agent.temperature.alpha(log_prob.numpy())) == pytest.approx(math.exp(-0.1))
+    temperature = make("sac").temperature
+    assert float(temperature.alpha) == 1.0
+    # The entropy, -1.5, is above its target of -2, so log alpha's slope is 0.5, whatever alpha is.
+    assert temperature.loss(torch.tensor(-1.5)).item() == 0.0  # log 1 * 0.5
+    temperature.update(torch.tensor(-1.5), 0.1)  # Adam's first step takes 0.1 off log alpha
+    assert float(temperature.alpha) == pytest.approx(math.exp(-0.1), rel=1e-5)
+    assert temperature.loss(torch.tensor(-1.5)).item() == pytest.approx(-0.1 * 0.5)
 
 
 @pytest.mark.parametrize("algo", KINDS)
@@ -166,8 +164,8 @@ def test_a_fixed_temperature_stays(algo: str) -> None:
 
 
 def test_target_entropy_is_minus_the_dimensions_unless_given() -> None:
-    assert SACConfig().entropy_for(SPEC) == -2.0
-    assert SACConfig(target_entropy=-0.5).entropy_for(SPEC) == -0.5
+    assert SACConfig().entropy_for(SPEC.action_dim) == -2.0
+    assert SACConfig(target_entropy=-0.5).entropy_for(SPEC.action_dim) == -0.5
 
 
 @each_algo
@@ -176,10 +174,10 @@ def test_acting(algo: str) -> None:
     obs = np.random.default_rng(0).normal(size=(4000, 3)).astype(np.float32)
     first = np.zeros(4000, np.bool_)
 
-    def act(moment: Moment, *, explore: bool) -> np.ndarray:
-        return agent.act(obs, (), first, moment, explore=explore).action
+    def act(clock: Clock, *, explore: bool) -> np.ndarray:
+        return agent.act(obs, (), first, clock, explore=explore).action
 
-    warming, learning = Moment(0, 100, 10), Moment(10, 100, 10)
+    warming, learning = Clock(0, 100, 10), Clock(10, 100, 10)
     random = act(warming, explore=True)
     assert np.abs(random).max() <= 1
     assert abs(random.mean()) < 0.03
@@ -212,11 +210,21 @@ def test_a_saved_agent_goes_on_as_if_never_stopped(algo: str) -> None:
 @pytest.mark.parametrize("options", [{"layer_norm": True}, {"dropout": 0.1}])
 def test_regularised_critics_learn_too(algo: str, options: dict[str, Any]) -> None:
     agent, batch = make(algo, learning_rate=0.01, policy_delay=5, **options), random_batch(32)
-    assert not agent.learns_on_host
     fixed = batch._replace(discount=torch.zeros(32))  # the target is the reward
     torch.manual_seed(0)  # of the units that are dropped
     losses = [float(agent.update(fixed, LEARNING).metrics["critic_loss"]) for _ in range(250)]
     assert np.mean(losses[-20:]) < 0.3 * losses[0]
+
+
+@each_algo
+def test_regularised_critics_learn_the_same_with_kernels(algo: str, one_thread: None) -> None:
+    """Each of their layers has a kernel, whose inputs differ between the critics."""
+    plain, accelerated = (make(algo, policy_delay=1, layer_norm=True) for _ in range(2))
+    accelerate(accelerated)
+    for seed in range(3):
+        for agent in (plain, accelerated):
+            agent.update(random_batch(32, seed), LEARNING)
+    assert_close(parameters(plain), parameters(accelerated), rtol=0, atol=1e-5)
 
 
 def test_targets_drop_units_too() -> None:
@@ -233,7 +241,7 @@ def test_targets_drop_units_too() -> None:
 
 def test_regularised_critics_normalise_before_the_activation_and_after_dropout() -> None:
     hyper = SACConfig(hidden_sizes=(6,), layer_norm=True, dropout=0.5)
-    critics = MLPActorCritics.build(SPEC, hyper).critics
+    critics = MLPActorQEnsemble.build(SPEC, hyper).critics
     obs, action = torch.randn(5, 3), torch.randn(5, 2)
     first, last = critics.layers
     with torch.no_grad():
@@ -260,7 +268,7 @@ def test_target_critics_follow_layer_norms_as_well() -> None:
 
 def test_a_tau_of_one_copies_at_every_update() -> None:
     agent = make("sac", tau=1.0)
-    for _ in range(3):  # at one moment: many updates may belong to a step
+    for _ in range(3):  # at one clock: many updates may belong to a step
         agent.update(random_batch(), LEARNING)
         assert torch.equal(agent.target._values, agent.critic_optimizer.flat.detach())
 
@@ -287,7 +295,7 @@ def test_critics_have_layers_of_their_own() -> None:
         ({"network": "a:b", "dropout": 0.1, "layer_norm": True}, "layer_norm, dropout would shape"),
         ({"network": "a:b", "critic_hidden_sizes": (8,)}, "critic_hidden_sizes would shape"),
         ({"alpha": 0.1, "target_entropy": -1.0}, "no effect beside a fixed alpha, 0.1"),
-        ({"layer_norm": True, "hidden_sizes": ()}, "go into the critics' hidden layers"),
+        ({"layer_norm": True, "hidden_sizes": ()}, "need a hidden layer in the critics"),
         ({"alpha": -0.1}, "alpha"),
     ],
 )
@@ -296,11 +304,11 @@ def test_options_without_effect_are_refused(options: dict[str, Any], message: st
         SACConfig(**options)
 
 
-# Networks of the user's own.
+# Custom networks.
 
 
-class Own(torch.nn.Module):
-    """What the package's networks are, without gradients written out."""
+class Custom(torch.nn.Module):
+    """The package's networks inside others, which have no kernel."""
 
     def __init__(self, model: Any, *, members: bool = True) -> None:
         super().__init__()
@@ -322,20 +330,23 @@ class PlainPair(Plain):
         return self.inner(obs, action)
 
 
+@pytest.mark.parametrize("accelerated", [False, True])
 @each_algo
-def test_a_network_of_ones_own_learns_the_same(algo: str) -> None:
-    """Actor and critics differentiated automatically, beside those with gradients written out."""
+def test_a_custom_network_learns_the_same(algo: str, accelerated: bool, one_thread: None) -> None:
+    """Accelerated, packaged networks have kernels of the losses, custom ones of their layers."""
     packaged = make(algo, policy_delay=1)
     kind, _ = KINDS[algo]
-    own = kind(Own(make(algo).model, members=algo == "redq"), packaged.hyper, SPEC, seed=0)
-    assert packaged.learns_on_host
-    assert not own.learns_on_host
+    model = Custom(make(algo).model, members=algo == "redq")
+    custom = kind(model, packaged.hyper, SPEC, seed=0)
+    for agent in (packaged, custom) if accelerated else ():
+        accelerate(agent)
+        assert bool(agent.critic_optimizer.kernels) == (agent is packaged)
     for seed in range(3):
         batch = random_batch(32, seed)
-        metrics = [agent.update(batch, LEARNING).metrics for agent in (packaged, own)]
+        metrics = [agent.update(batch, LEARNING).metrics for agent in (packaged, custom)]
         for name in metrics[0]:
             assert float(metrics[0][name]) == pytest.approx(float(metrics[1][name]), rel=1e-3), name
-    assert_close(parameters(packaged), parameters(own), rtol=0, atol=1e-4)
+    assert_close(parameters(packaged), parameters(custom), rtol=0, atol=1e-4)
 
 
 class Shared(torch.nn.Module):
@@ -356,7 +367,11 @@ class Shared(torch.nn.Module):
         ("sac", lambda: Shared(beside=False), "actor and critics share parameters"),
         ("sac", lambda: Shared(beside=True), "found others, which would not be trained"),
         ("tqc", lambda: make("sac").model, r"expected \(critics, batch, outputs\) \(5, 1, 25\)"),
-        ("redq", lambda: Own(make("redq").model, members=False), r"members \[0, 1\]\): expected"),
+        (
+            "redq",
+            lambda: Custom(make("redq").model, members=False),
+            r"members \[0, 1\]\): expected",
+        ),
     ],
 )
 def test_a_network_that_does_not_fit_is_refused(algo: str, network: Any, message: str) -> None:

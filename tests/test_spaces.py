@@ -13,6 +13,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
+from rl_training.config.train_config import TrainConfig
 from rl_training.envs.actions import action_codec
 from rl_training.envs.spaces import (
     SpaceAdapter,
@@ -21,8 +22,7 @@ from rl_training.envs.spaces import (
     space_from_plain,
     space_to_plain,
 )
-from rl_training.errors import EnvError, IncompatibleEnv, UsageError
-from rl_training.experiment.config import TrainConfig
+from rl_training.errors import CheckpointError, EnvError, IncompatibleEnv, UsageError
 from rl_training.experiment.registry import load_agent, open_checkpoint
 from rl_training.experiment.registry import train_config as train
 
@@ -306,3 +306,19 @@ def test_empty_boxes_are_refused_and_the_largest_float_is_no_bound() -> None:
     largest = float(np.finfo(np.float32).max)
     codec = action_codec(Box(-largest, largest, (1,)))
     assert codec.decode(np.array([[0.5]])).tolist() == [[0.5]]
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        {},
+        None,
+        {"type": "Discrete", "n": -1, "start": 0, "dtype": "int64"},
+        {"type": "MultiBinary", "n": "three"},
+        {"type": "Box", "shape": [2], "low": np.zeros(3), "high": np.ones(3), "dtype": "float32"},
+        {"type": "Dict", "spaces": [["a", {"type": "Box"}]]},
+    ],
+)
+def test_what_is_no_saved_space_is_refused(plain: Any) -> None:
+    with pytest.raises(CheckpointError, match="expected a space, found"):
+        space_from_plain(plain)

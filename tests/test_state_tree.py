@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import struct
-from collections import OrderedDict, namedtuple
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from io import BufferedReader, BytesIO
 from typing import Any
 
@@ -16,8 +17,8 @@ from hypothesis.extra import numpy as hnp
 from safetensors.torch import load, save
 
 from rl_training.errors import CheckpointError, UsageError
-from rl_training.experiment.state_tree import MAX_DEPTH, join, split, tree_hash
-from rl_training.experiment.tensor_file import file_chunks, read_tensors, tensor_bytes
+from rl_training.storage.tensor_file import file_chunks, read_tensors, tensor_bytes
+from rl_training.storage.tree import MAX_DEPTH, Encoded, join, split, tree_hash
 
 
 def round_trip(tree: Any) -> Any:
@@ -32,11 +33,13 @@ def assert_same(a: Any, b: Any) -> None:
     """Equal to the bit, in type, dtype, shape and order of keys."""
     assert type(a) is type(b)
     if isinstance(a, dict):
-        assert list(a) == list(b)
-        for key in a:
-            assert_same(a[key], b[key])
-    elif isinstance(a, list | tuple):
+        assert_same(list(a), list(b))
+        assert_same(list(a.values()), list(b.values()))
+        if isinstance(a, defaultdict):
+            assert a.default_factory is b.default_factory
+    elif isinstance(a, list | tuple | deque):
         assert len(a) == len(b)
+        assert getattr(a, "maxlen", None) == getattr(b, "maxlen", None)
         for x, y in zip(a, b, strict=True):
             assert_same(x, y)
     elif isinstance(a, torch.Tensor):
@@ -44,8 +47,8 @@ def assert_same(a: Any, b: Any) -> None:
         assert bytes(tensor_bytes(a)) == bytes(tensor_bytes(b))
     elif isinstance(a, np.ndarray | np.generic):
         assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
-    elif isinstance(a, float):
-        assert struct.pack("d", a) == struct.pack("d", b)
+    elif isinstance(a, float | complex):
+        assert struct.pack("2d", a.real, a.imag) == struct.pack("2d", b.real, b.imag)
     else:
         assert a == b
 
@@ -69,6 +72,10 @@ leaves = st.one_of(
     st.floats(),
     st.text(max_size=5),
     st.binary(max_size=5),
+    st.complex_numbers(),
+    st.builds(range, st.integers(), st.integers(), st.integers(1, 9)),
+    st.sets(st.text(max_size=2) | st.integers() | st.binary(max_size=2), max_size=4),
+    st.frozensets(st.tuples(st.integers(), st.text(max_size=2)), max_size=3),
     arrays,
     arrays.filter(lambda a: a.ndim == 0 and a.dtype.kind not in "US").map(lambda a: a[()]),
     hnp.arrays(st.sampled_from(["?", "u1", "i8", "f4", "f8"]), (2, 3)).map(torch.from_numpy),
@@ -78,7 +85,13 @@ trees = st.recursive(
     lambda inner: st.one_of(
         st.lists(inner, max_size=3),
         st.lists(inner, max_size=3).map(tuple),
+        st.lists(inner, max_size=3).map(lambda items: deque(items, maxlen=3)),
         st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        st.dictionaries(st.integers() | st.binary(max_size=3), inner, max_size=3),
+        st.dictionaries(st.tuples(st.integers()), inner, max_size=2).map(OrderedDict),
+        st.dictionaries(st.text(max_size=2), inner, max_size=2).map(
+            lambda items: defaultdict(list, items)
+        ),
     ),
     max_leaves=10,
 )
@@ -114,6 +127,9 @@ def test_any_tree_comes_back_equal_to_the_bit(tree: Any) -> None:
         torch.zeros(2, 0, 3),
         torch.ones(1).as_strided((1,), (0,)),
         np.random.MT19937(3).state["state"]["key"],
+        Counter("abca"),
+        defaultdict(None, a=1),
+        {b"x" * 50 + b"1": b"1", b"x" * 50 + b"2": b"2"},
         {"a/b": torch.ones(1), "a": {"b": torch.zeros(1)}, "~1": b"", "": [], "__metadata__": b"x"},
     ],
     ids=repr,
@@ -128,6 +144,36 @@ def test_a_restored_pcg64_continues_the_same_sequence() -> None:
     twin = np.random.default_rng(0)
     twin.bit_generator.state = round_trip(generator.bit_generator.state)
     assert generator.random(5).tolist() == twin.random(5).tolist()
+
+
+def test_generators_come_back_and_go_on() -> None:
+    generators = [np.random.default_rng(1), np.random.RandomState(2), random.Random(3)]
+    for generator, twin in zip(generators, round_trip(generators), strict=True):
+        assert type(twin) is type(generator)
+        assert [twin.random() for _ in range(5)] == [generator.random() for _ in range(5)]
+
+
+def test_a_generator_that_spawned_children_goes_on_to_spawn_others() -> None:
+    generator = np.random.default_rng(1)
+    generator.spawn(2)
+    twin = round_trip(generator)
+    assert twin.spawn(1)[0].random() == generator.spawn(1)[0].random()
+
+
+def test_memory_order_is_kept() -> None:
+    wide = np.asfortranarray(np.arange(6, dtype=np.uint64).reshape(2, 3))
+    for array in (wide, wide.astype(np.float32)):
+        restored = round_trip(array)
+        assert restored.flags.f_contiguous
+        assert np.array_equal(restored, array)
+
+
+def test_what_is_encoded_stays_encoded() -> None:
+    encoded = Encoded({"list": [{"array": "0"}, 1]}, {"0": np.arange(3, dtype=np.uint16)})
+    restored = round_trip({"env": encoded})["env"]
+    assert type(restored) is Encoded
+    assert restored.node == encoded.node
+    assert_same(restored.arrays, encoded.arrays)
 
 
 def test_views_into_one_flat_buffer_are_saved_apart() -> None:
@@ -155,8 +201,11 @@ def test_read_only_and_strided_arrays_are_saved() -> None:
     assert_same(round_trip(array[::-2]), np.array([5, 3, 1], np.int16))
 
 
-def test_an_ordered_dict_comes_back_as_a_dict_in_order() -> None:
-    assert_same(round_trip(OrderedDict(b=1, a=True)), {"b": 1, "a": True})
+def test_a_dict_of_another_class_comes_back_as_a_dict_in_order() -> None:
+    class Derived(dict[str, Any]):
+        pass
+
+    assert_same(round_trip(Derived(b=1, a=True)), {"b": 1, "a": True})
 
 
 Pair = namedtuple("Pair", "x y")
@@ -167,8 +216,9 @@ cycle.append(cycle)
 @pytest.mark.parametrize(
     ("tree", "where", "found"),
     [
-        ({"state": {0: 1}}, "at /state ", "the dict key 0 of type int"),
-        ({"a": [1, {2, 3}]}, "at /a/1 ", "builtins.set"),
+        ({"state": {object: 1}}, "at /state/<class 'object'> as key ", "builtins.type"),
+        ({"a": [1, {2, ...}]}, "at /a/1/1 ", "builtins.ellipsis"),
+        ([defaultdict(lambda: 0)], "at /0 ", "a defaultdict with the factory <function"),
         ([np.array([object()])], "at /0 ", "dtype object"),
         ([np.zeros(1, [("x", "f4")])], "at /0 ", "dtype"),
         (Pair(1, 2), "at / ", "Pair"),
@@ -196,7 +246,31 @@ def test_what_cannot_be_saved_is_named(tree: Any, where: str, found: str) -> Non
         [{"tensor": "/x"}, {"tensor": "/x"}],
         None,  # the tensor is not used
         {"dict": []},
-        {"tuple": {"a": 1}},
+        {"list": {"a": 1}},
+        {"list": "ab"},
+        {"list": [], "maxlen": 3},
+        {"deque": [1], "maxlen": "3"},
+        {"deque": [1]},
+        {"set": [{"list": []}]},
+        {"map": [[1]]},
+        {"map": [[{"dict": {}}, 1]]},
+        {"map": {"a": 1}},
+        {"dict": {}, "class": "UserDict"},
+        {"dict": {}, "class": "defaultdict"},
+        {"dict": {}, "class": "defaultdict", "factory": "eval"},
+        {"complex": [1.0]},
+        {"complex": ["1", "2"]},
+        {"range": [0, 1, 0]},
+        {"range": [0.5, 1, 1]},
+        {"generator": 3},
+        {"generator": {"dict": {"bit_generator": "seed"}}},
+        {"generator": {"dict": {"bit_generator": "PCG64"}}},
+        {"random_state": {"dict": {}}},
+        {"random": {"dict": {"version": 3}}},
+        {"encoded": 1},
+        {"encoded": 1, "arrays": {"dict": {"x": 3}}},
+        {"encoded": 1, "arrays": {"dict": {"x": {"tensor": "/x"}}}},
+        {"array": "/x", "order": "K"},
         {"int": 3},
         {"int": "zz"},
         {"float": "00"},
@@ -211,8 +285,17 @@ def test_what_cannot_be_saved_is_named(tree: Any, where: str, found: str) -> Non
     ],
 )
 def test_a_malformed_structure_is_refused(structure: Any) -> None:
-    with pytest.raises(CheckpointError, match="malformed state"):
+    with pytest.raises(CheckpointError, match="malformed"):
         join(structure, {"/x": torch.ones(2)})
+
+
+def test_a_seed_sequence_cannot_ask_for_memory() -> None:
+    generator = np.random.default_rng(1)
+    generator.spawn(1)
+    structure, tensors = split(generator)
+    structure["seed"]["dict"]["pool_size"] = 10**15
+    with pytest.raises(CheckpointError, match="pool of that size"):
+        join(structure, tensors)
 
 
 @pytest.mark.parametrize("shape", [[3], [-4], [2**70], [0, 2**62], [1] * 40, ["4"], "4", [4.0]])

@@ -11,7 +11,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from rl_training.envs.sync_vector_env import QuickSyncVectorEnv
+from rl_training.envs.vector_envs import QuickSyncVectorEnv
 from toy_envs import BufferReusingEnv, CountingEnv
 
 

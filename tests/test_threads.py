@@ -15,12 +15,12 @@ from gymnasium.spaces import Box
 from threadpoolctl import threadpool_info, threadpool_limits
 from torch import nn
 
-from rl_training.experiment.config import TrainConfig
+from rl_training.config.train_config import TrainConfig
 from rl_training.experiment.registry import open_checkpoint, resolve_config
 from rl_training.experiment.registry import train_config as train
+from rl_training.fast.accelerate import learns_with_kernels
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.result import TrainingInterrupted
-from rl_training.runtime.resuming import resume_entry
+from rl_training.runtime.result import TrainingInterrupted, resume_entry
 from rl_training.runtime.threads import ONE_THREAD_WORK, threads
 from rl_training.runtime.training_run import TrainingRun
 from toy_envs import CountingEnv
@@ -51,7 +51,7 @@ class Note(Callback):
     """Notes how many threads a run has, and whether it learns on arrays."""
 
     def on_start(self, run: TrainingRun) -> None:
-        self.found = (torch.get_num_threads(), run.algorithm.learns_on_host)
+        self.found = (torch.get_num_threads(), learns_with_kernels(run.algorithm))
 
 
 def config_of(batch_size: int, widths: list[int], **changes: Any) -> TrainConfig:

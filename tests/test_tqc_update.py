@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
 
-from rl_training.algorithms.tqc import TQCConfig, tqc_loss, truncated_atoms
+from rl_training.algorithms.tqc import tqc_loss, truncated_atoms
+from rl_training.config.actor_critic import TQCConfig
 from soft_batches import LEARNING, make, random_batch
 
 
@@ -16,7 +16,7 @@ def test_atoms_are_pooled_before_the_highest_are_dropped() -> None:
     assert truncated_atoms(atoms, 0).tolist() == [[0, 1, 2, 3, 8, 9]]
     # One per critic: the two highest are both the first critic's.
     assert truncated_atoms(atoms, 1).tolist() == [[0, 1, 2, 3]]
-    assert truncated_atoms(atoms.numpy(), 2).tolist() == [[0, 1]]
+    assert truncated_atoms(atoms, 2).tolist() == [[0, 1]]
 
 
 def by_definition(quantiles: torch.Tensor, atoms: torch.Tensor) -> torch.Tensor:
@@ -27,15 +27,19 @@ def by_definition(quantiles: torch.Tensor, atoms: torch.Tensor) -> torch.Tensor:
     return ((shares[:, None] - (error < 0).float()).abs() * huber).mean()
 
 
-@pytest.mark.parametrize("arrays", [False, True])
-def test_the_loss_is_its_definition_a_mean_over_everything(arrays: bool) -> None:
+def test_the_loss_is_its_definition_a_mean_over_everything() -> None:
     quantiles, atoms = torch.randn(3, 4, 5, requires_grad=True), 2 * torch.randn(4, 7)
     expected = by_definition(quantiles, atoms)
     (gradient,) = torch.autograd.grad(expected, quantiles)
-    given = [quantiles.detach(), atoms]
-    result = tqc_loss(*([x.numpy() for x in given] if arrays else given))
-    assert float(result.numbers[0]) == pytest.approx(expected.item(), rel=1e-5)
-    np.testing.assert_allclose(result.gradient, gradient, rtol=1e-4, atol=1e-7)
+    target = atoms.requires_grad_()  # which carries no gradient
+    loss, metrics, _ = tqc_loss(quantiles, target)
+    loss.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert float(metrics["critic_loss"]) == loss.item()
+    assert float(metrics["q_value_mean"]) == pytest.approx(quantiles.mean().item())
+    assert float(metrics["target_q_mean"]) == pytest.approx(atoms.mean().item())
+    assert_close(quantiles.grad, gradient, rtol=1e-4, atol=1e-7)
+    assert target.grad is None
 
 
 def test_one_critic_with_one_quantile_is_sac_with_half_a_huber_loss() -> None:
@@ -56,10 +60,12 @@ def test_one_critic_with_one_quantile_is_sac_with_half_a_huber_loss() -> None:
 
 
 def test_the_actor_follows_the_mean_without_truncation() -> None:
-    values = torch.randn(2, 3, 4)
-    value, slope = make("tqc", num_critics=2, num_quantiles=4).actor_value(values)
+    values = torch.randn(2, 3, 4, requires_grad=True)
+    value = make("tqc", num_critics=2, num_quantiles=4).actor_value(values)
+    value.sum().backward()
     assert_close(value, values.mean((0, 2)))
-    assert torch.equal(slope, torch.full((2, 3, 4), 1 / 8))
+    assert values.grad is not None
+    assert torch.equal(values.grad, torch.full((2, 3, 4), 1 / 8))
 
 
 def test_something_must_be_left_of_a_target() -> None:

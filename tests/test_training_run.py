@@ -13,11 +13,11 @@ import torch
 
 from rl_training import PPO, Callback, StopOnReturn, train_dqn
 from rl_training.errors import NonFiniteError
-from rl_training.experiment.checkpointing import find_checkpoint, prune, write_checkpoint
 from rl_training.experiment.registry import train_config
 from rl_training.runtime.evaluator import Evaluation
 from rl_training.runtime.result import TrainingInterrupted, TrainResult
 from rl_training.runtime.training_run import TrainingRun
+from rl_training.storage.checkpoints import find_checkpoint, prune, write_checkpoint
 from toy_envs import CountingEnv
 from training import StopAt, tiny_config
 
@@ -159,6 +159,25 @@ def test_each_callback_gets_its_own_state_back(tmp_path: Path) -> None:
     assert (first.restored, second.restored) == (None, 7)
 
 
+class CountSteps(Callback):
+    state_fields = ("_steps",)
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    def on_step(self, run: TrainingRun) -> None:
+        self._steps += 1
+
+
+def test_a_callback_s_declared_fields_come_back(tmp_path: Path) -> None:
+    config = tiny_config("dqn", tmp_path)
+    with pytest.raises(TrainingInterrupted) as caught:
+        train_dqn(config, callbacks=[CountSteps(), StopAt(60)])
+    counter = CountSteps()
+    train_dqn(config, callbacks=[counter], resume=caught.value.result.run_dir)
+    assert counter._steps == config.total_timesteps
+
+
 def test_metrics_that_come_with_some_updates_only_are_averaged_over_those(tmp_path: Path) -> None:
     class Sometimes(Callback):
         def on_start(self, run: TrainingRun) -> None:
@@ -241,7 +260,7 @@ def test_rewards_are_scaled_where_they_are_learned_from_and_nowhere_else(
 
     class Look(Callback):
         def on_end(self, run: TrainingRun, result: TrainResult) -> None:
-            batch = run.buffer.sample(32, run.progress.moment)
+            batch = run.buffer.sample(32, run.progress.clock)
             mask = getattr(batch, "mask", torch.ones(32, dtype=torch.bool))
             found.append(batch.reward[mask])
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
 
+from rl_training.config.train_config import TrainConfig
 from rl_training.envs.factory import make_env, make_vector_env
-from rl_training.envs.snapshots import resume_level
+from rl_training.envs.snapshots.vector import resume_level
 from rl_training.envs.wrappers import MaskVelocity, PreviousActionReward
 from rl_training.errors import ConfigError
-from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import train_config
 from toy_envs import CountingEnv, RandomWalkEnv
 

@@ -17,11 +17,11 @@ from config_cases import (
     refusal,
     toy_file,
 )
-from rl_training.errors import ConfigError
-from rl_training.experiment.config_loading import (
+from rl_training.config.loading import (
     dump_yaml,
 )
-from rl_training.experiment.yaml_strict import parse_scalar, parse_yaml
+from rl_training.config.strict_yaml import parse_scalar, parse_yaml
+from rl_training.errors import ConfigError
 
 
 @pytest.mark.parametrize(

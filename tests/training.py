@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from rl_training.experiment.checkpointing import find_checkpoint
-from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.registry import resolve_config, train_config
-from rl_training.experiment.state_tree import tree_hash
+from rl_training.config.train_config import TrainConfig
+from rl_training.experiment.registry import get_spec, train_config
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.spec import all_specs
+from rl_training.runtime.spec_table import packaged_specs
 from rl_training.runtime.training_run import TrainingRun
+from rl_training.testing import StopAt, final_state, short_config
 from toy_envs import RecallEnv
 
-ALGORITHMS = sorted(all_specs())
+__all__ = ["ALGORITHMS", "StopAt", "final_state", "tiny_config"]
+
+ALGORITHMS = sorted(packaged_specs())
 
 # The value-based algorithms, and the options each of them has.
 FAMILY = ("dqn", "qr_dqn", "c51")
@@ -34,10 +35,10 @@ VALUE_BASED: dict[str, Any] = {
 }
 ATOMS = {"num_atoms": 11, "v_min": 0.0, "v_max": 20.0}
 
-# Those whose updates can compute on arrays, and those that can be compiled; others use torch's
-# kernels for sequences or images.
-ON_ARRAYS = {"dqn", "qr_dqn", "c51", "ppo", "sac", "tqc", "redq"}
-COMPILED = ON_ARRAYS | {"drq"}
+# Those whose losses have kernels, and those that can be compiled; others use torch's kernels for
+# sequences or images.
+WITH_KERNELS = {"dqn", "qr_dqn", "c51", "ppo", "sac", "tqc", "redq"}
+COMPILED = WITH_KERNELS | {"drq", "td3"}
 
 SOFT: dict[str, Any] = {
     "hidden_sizes": [16],
@@ -68,6 +69,7 @@ TINY: dict[str, dict[str, Any]] = {
         "env_id": "Pendulum-v1",
         "algo_kwargs": SOFT | {"num_critics": 4, "replay_ratio": 2, "learning_starts": 60},
     },
+    "td3": {"env_id": "Pendulum-v1", "algo_kwargs": SOFT},
     "drq": {"env_id": "PointPixels-v0", "env_kwargs": {"size": 16}, "algo_kwargs": PIXELS},
     "drqv2": {"env_id": "PointPixels-v0", "env_kwargs": {"size": 16}, "algo_kwargs": PIXELS},
     "ppo": {
@@ -124,32 +126,7 @@ def updates_due(config: TrainConfig, env_steps: int) -> int:
 
 def tiny_config(algo: str, output_dir: Path, **changes: Any) -> TrainConfig:
     """A run of 240 steps: long enough to wrap the buffer, sync targets and end episodes."""
-    tiny = TINY[algo]
-    values: dict[str, Any] = {
-        "algo": algo,
-        "seed": 3,
-        "output_dir": str(output_dir),
-        "total_timesteps": 240,
-        "eval_interval": 100,
-        "eval_episodes": 2,
-        "final_eval_episodes": 3,
-        "log_interval": 50,
-        **{key: value for key, value in tiny.items() if key != "algo_kwargs"},
-        "algo_kwargs": tiny["algo_kwargs"] | changes.pop("algo_kwargs", {}),
-    }
-    return resolve_config(TrainConfig(**(values | changes))).config
-
-
-class StopAt(Callback):
-    """Ends a run as a signal would, at the first boundary at or after a step."""
-
-    def __init__(self, env_steps: int, signal_number: int = 15) -> None:
-        self.env_steps = env_steps
-        self.signal_number = signal_number
-
-    def on_step(self, run: TrainingRun) -> None:
-        if run.env_steps >= self.env_steps:
-            run.interrupts.received = self.signal_number
+    return short_config(get_spec(algo), TINY[algo], output_dir, **changes)
 
 
 class KeepModel(Callback):
@@ -157,15 +134,3 @@ class KeepModel(Callback):
 
     def on_end(self, run: TrainingRun, result: Any) -> None:
         self.model = run.algorithm.networks()["model"]
-
-
-def final_state(run_dir: Path) -> dict[str, str]:
-    """Hashes of everything a run ended with, except clocks and log positions."""
-    checkpoint = find_checkpoint(run_dir)
-    loop = checkpoint.read("loop")
-    kept = {k: v for k, v in loop.items() if k not in ("elapsed", "metrics_log")}
-    return {
-        "agent": tree_hash(checkpoint.read("agent")),
-        "replay": tree_hash(checkpoint.read("replay")),
-        "loop": tree_hash(kept),
-    }

@@ -1,20 +1,24 @@
-"""Batches, and runs on tensors and arrays alike, for tests of the value-based algorithms."""
+"""Batches, losses with their gradients, and kernels, for tests of the value-based algorithms."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
+from rl_training.algorithms.base import Algorithm, Loss
 from rl_training.algorithms.value_based import ValueBased
-from rl_training.data.metrics import Metrics
-from rl_training.data.types import Batch, EnvSpec, Moment
+from rl_training.data.types import Batch, Clock, EnvSpec
+from rl_training.fast.accelerate import accelerate, has_loss_kernels
 
 SPEC = EnvSpec(env_id="toy", obs_shape=(1,), action_kind="discrete", num_actions=2)
-START = Moment(env_steps=0, horizon=100)
+START = Clock(env_steps=0, horizon=100)
+KERNELS = pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "definition"])
+AnyAlgorithm = TypeVar("AnyAlgorithm", bound=Algorithm)
 
 
 def make_batch(
@@ -54,28 +58,24 @@ def random_batch(seed: int, size: int, num_actions: int, obs_dim: int = 1) -> Ba
     )
 
 
-def as_arrays(x: Any) -> Any:
-    """Tensors, also within records, as arrays of their own."""
-    if isinstance(x, Tensor):
-        return x.detach().numpy().copy()
-    if isinstance(x, tuple):
-        return type(x)(*map(as_arrays, x))
-    return x
+def differentiated(
+    loss: Callable[..., Loss], output: Tensor, *arguments: Any, **options: Any
+) -> tuple[Loss, Tensor]:
+    """A loss, and its gradient with respect to the network's output."""
+    output = output.detach().clone().requires_grad_()
+    result = loss(output, *arguments, **options)
+    (gradient,) = torch.autograd.grad(result.value, output)
+    return result._replace(value=result.value.detach()), gradient
 
 
-def on_both(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """What a function gives for tensors, after a check that it gives the same for arrays."""
-    found = function(*arguments, **options)
-    other = function(*map(as_arrays, arguments), **{k: as_arrays(x) for k, x in options.items()})
-    mine, theirs = ([found], [other]) if isinstance(found, Tensor) else (found, other)
-    for name, x, y in zip(getattr(found, "_fields", ("result",)), mine, theirs, strict=True):
-        x, y = (part.numbers if isinstance(part, Metrics) else part for part in (x, y))
-        assert not isinstance(y, Tensor), name
-        assert x.dtype == torch.float32, name
-        assert y.dtype == np.float32, name
-        assert tuple(x.shape) == y.shape, name
-        np.testing.assert_allclose(y, x.detach().numpy(), rtol=1e-4, atol=2e-6, err_msg=name)
-    return found
+def accelerated(algorithm: AnyAlgorithm) -> AnyAlgorithm:
+    """The algorithm with the kernels of its losses in place, as one thread would have them."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    assert has_loss_kernels(algorithm)
+    accelerate(algorithm)
+    torch.set_num_threads(threads)
+    return algorithm
 
 
 def set_outputs(network: nn.Module, values: Any) -> None:
@@ -96,7 +96,7 @@ def assert_goes_on_bit_for_bit(build: Callable[[], ValueBased]) -> None:
     def trained(algorithm: ValueBased, numbers: range) -> ValueBased:
         for number in numbers:
             batch = random_batch(number, 16, SPEC.num_actions)
-            algorithm.update(batch, Moment(number, 100))
+            algorithm.update(batch, Clock(number, 100))
         return algorithm
 
     def fresh(seed: int) -> ValueBased:

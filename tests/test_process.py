@@ -13,7 +13,7 @@ import sys
 
 import numpy as np
 
-from rl_training.runtime.host_memory import keep_freed_memory
+from rl_training.runtime.process import keep_freed_memory
 
 if sys.argv[1] == "kept":
     keep_freed_memory()
