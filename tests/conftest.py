@@ -35,3 +35,9 @@ def _compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(shared / "inductor")
+
+
+@pytest.fixture(autouse=True)
+def _own_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers, it registers for itself."""
+    monkeypatch.setattr("rl_training.runtime.spec_table._known", {})

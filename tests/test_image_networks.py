@@ -101,8 +101,8 @@ def test_a_gradient_step_of_ppo_goes_through_the_encoder_once(tmp_path: Path) ->
         algo_kwargs={"num_steps": 10, "batch_size": 5, "epochs": 2, "network": build},
     )
     train_config(config)
-    # To check its shapes 4, to act 10, after the rollout 1, to learn 4.
-    assert len(calls) == 4 + 10 + 1 + 4
+    # To check its shapes 4, to try the loss 2, to act 10, after the rollout 1, to learn 4.
+    assert len(calls) == 4 + 2 + 10 + 1 + 4
 
 
 @pytest.mark.parametrize("algo", ["dqn", "qr_dqn", "c51", "ppo"])

@@ -54,9 +54,8 @@ KWARGS = TINY["dqn"]["algo_kwargs"] | {"alpha": 0.8}
 
 
 @pytest.fixture(autouse=True)
-def _own_table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test registers, it registers for itself."""
-    monkeypatch.setattr(spec_table, "_known", {})
+def _own_entry_points() -> Iterator[None]:
+    """Entry points are looked for in each test anew."""
     spec_table._load_entry_points.cache_clear()
     yield
     spec_table._load_entry_points.cache_clear()
