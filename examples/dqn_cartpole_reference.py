@@ -11,15 +11,11 @@ import argparse
 import gymnasium as gym
 import torch
 
-from rl_training.algorithms.dqn import DQN
-from rl_training.config.value_based import DQNConfig
-from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.data.types import Clock
-from rl_training.envs.factory import make_vector_env
-from rl_training.envs.spaces import SpaceAdapter
-from rl_training.models.mlp_q_network import MLPQNetwork
-from rl_training.runtime.collector import Collector
-from rl_training.runtime.evaluator import Evaluator
+from rl_training.algorithms import DQN, DQNConfig
+from rl_training.data import Clock, ReplayBuffer
+from rl_training.envs import SpaceAdapter, make_vector_env
+from rl_training.models import MLPQNetwork
+from rl_training.runtime import Collector, Evaluator
 
 ENV_ID = "CartPole-v1"
 WARM_UP = 1_000

@@ -12,16 +12,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.drq import DrQ
-from rl_training.config.actor_critic import DrQConfig
-from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.data.types import Clock
-from rl_training.envs.factory import make_env, make_vector_env
-from rl_training.envs.pixels import stacked_frames
-from rl_training.envs.spaces import SpaceAdapter
-from rl_training.models.cnn.drq import CNNDrQModel
-from rl_training.runtime.collector import Collector
-from rl_training.runtime.evaluator import Evaluator
+from rl_training.algorithms import DrQ, DrQConfig
+from rl_training.data import Clock, ReplayBuffer
+from rl_training.envs import SpaceAdapter, make_env, make_vector_env, stacked_frames
+from rl_training.models import CNNDrQModel
+from rl_training.runtime import Collector, Evaluator
 
 ENV_ID = "Pendulum-v1"
 IMAGES = {"size": 48, "crop": 260, "frame_stack": 3, "action_repeat": 2, "grayscale": True}

@@ -11,16 +11,11 @@ from functools import partial
 
 import torch
 
-from rl_training.algorithms.drqn import DRQN
-from rl_training.config.value_based import DRQNConfig
-from rl_training.data.normalization import ObservationNormalizer
-from rl_training.data.recurrent_replay_buffer import RecurrentReplayBuffer
-from rl_training.data.types import Clock
-from rl_training.envs.factory import make_env, make_vector_env
-from rl_training.envs.spaces import SpaceAdapter
-from rl_training.models.recurrent.lstm_q_network import LSTMQNetwork
-from rl_training.runtime.collector import Collector
-from rl_training.runtime.evaluator import Evaluator
+from rl_training.algorithms import DRQN, DRQNConfig
+from rl_training.data import Clock, ObservationNormalizer, RecurrentReplayBuffer
+from rl_training.envs import SpaceAdapter, make_env, make_vector_env
+from rl_training.models import LSTMQNetwork
+from rl_training.runtime import Collector, Evaluator
 
 ENV_ID = "CartPole-v1"
 NUM_ENVS, WARM_UP = 4, 1_000

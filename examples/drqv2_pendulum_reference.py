@@ -10,16 +10,11 @@ import argparse
 
 import torch
 
-from rl_training.algorithms.drqv2 import DrQv2
-from rl_training.config.actor_critic import DrQv2Config
-from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.data.types import Clock
-from rl_training.envs.factory import make_env, make_vector_env
-from rl_training.envs.pixels import stacked_frames
-from rl_training.envs.spaces import SpaceAdapter
-from rl_training.models.cnn.drqv2 import CNNDrQv2Model
-from rl_training.runtime.collector import Collector
-from rl_training.runtime.evaluator import Evaluator
+from rl_training.algorithms import DrQv2, DrQv2Config
+from rl_training.data import Clock, ReplayBuffer
+from rl_training.envs import SpaceAdapter, make_env, make_vector_env, stacked_frames
+from rl_training.models import CNNDrQv2Model
+from rl_training.runtime import Collector, Evaluator
 
 ENV_ID = "Pendulum-v1"
 IMAGES = {"size": 48, "crop": 260, "frame_stack": 3, "action_repeat": 2, "grayscale": True}

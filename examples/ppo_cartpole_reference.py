@@ -11,15 +11,11 @@ import argparse
 import gymnasium as gym
 import torch
 
-from rl_training.algorithms.ppo import PPO
-from rl_training.config.ppo import PPOConfig
-from rl_training.data.rollout_buffer import RolloutBuffer
-from rl_training.data.types import Clock
-from rl_training.envs.factory import make_vector_env
-from rl_training.envs.spaces import SpaceAdapter
-from rl_training.models.mlp_actor_critic import MLPActorCritic
-from rl_training.runtime.collector import Collector
-from rl_training.runtime.evaluator import Evaluator
+from rl_training.algorithms import PPO, PPOConfig
+from rl_training.data import Clock, RolloutBuffer
+from rl_training.envs import SpaceAdapter, make_vector_env
+from rl_training.models import MLPActorCritic
+from rl_training.runtime import Collector, Evaluator
 
 ENV_ID = "CartPole-v1"
 NUM_ENVS = 8

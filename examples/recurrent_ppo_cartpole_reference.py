@@ -16,16 +16,11 @@ import argparse
 
 import torch
 
-from rl_training.algorithms.recurrent_ppo import RecurrentPPO
-from rl_training.config.ppo import RecurrentPPOConfig
-from rl_training.data.normalization import ObservationNormalizer
-from rl_training.data.rollout_buffer import RolloutBuffer
-from rl_training.data.types import Clock
-from rl_training.envs.factory import make_env, make_vector_env
-from rl_training.envs.spaces import SpaceAdapter
-from rl_training.models.recurrent.actor_critic import RecurrentActorCritic
-from rl_training.runtime.collector import Collector
-from rl_training.runtime.evaluator import Evaluator
+from rl_training.algorithms import RecurrentPPO, RecurrentPPOConfig
+from rl_training.data import Clock, ObservationNormalizer, RolloutBuffer
+from rl_training.envs import SpaceAdapter, make_env, make_vector_env
+from rl_training.models import RecurrentActorCritic
+from rl_training.runtime import Collector, Evaluator
 
 ENV_ID = "CartPole-v1"
 WRAPPERS = ["MaskVelocity"]  # which way the pole falls shows only over two steps or more

@@ -11,15 +11,11 @@ import argparse
 import gymnasium as gym
 import torch
 
-from rl_training.algorithms.redq import REDQ
-from rl_training.config.actor_critic import REDQConfig
-from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.data.types import Clock
-from rl_training.envs.factory import make_vector_env
-from rl_training.envs.spaces import SpaceAdapter
-from rl_training.models.mlp_actor_q_ensemble import MLPActorQEnsemble
-from rl_training.runtime.collector import Collector
-from rl_training.runtime.evaluator import Evaluator
+from rl_training.algorithms import REDQ, REDQConfig
+from rl_training.data import Clock, ReplayBuffer
+from rl_training.envs import SpaceAdapter, make_vector_env
+from rl_training.models import MLPActorQEnsemble
+from rl_training.runtime import Collector, Evaluator
 
 ENV_ID = "Pendulum-v1"
 WARM_UP = 500

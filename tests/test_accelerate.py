@@ -660,6 +660,19 @@ def test_a_penalty_on_the_parameters_counts_beside_the_blocks() -> None:
 
 
 @double_precision()
+def test_a_penalty_on_gradients_is_differentiated_again() -> None:
+    fast, plain = attached(Many())
+    x = torch.randn(6, 3).requires_grad_()
+
+    def loss(network: nn.Module) -> Tensor:
+        output = network(x)
+        (slope,) = torch.autograd.grad(output.square().sum(), x, create_graph=True)
+        return output.sum() + slope.square().sum()
+
+    assert_close(gradients(fast, loss(fast), x), gradients(plain, loss(plain), x))
+
+
+@double_precision()
 def test_critics_that_are_asked_for_some_members_learn_from_them() -> None:
     fast, plain = attached(EnsembleMLP(4, (3, 8, 2)))
     x, members = torch.randn(6, 3).requires_grad_(), torch.tensor([2, 0])

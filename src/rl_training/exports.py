@@ -81,6 +81,7 @@ _HOMES: dict[str, dict[str, tuple[str, ...]]] = {
         "config.train_config": ("TrainConfig",),
     },
     "rl_training.data": {
+        "data.normalization": ("ObservationNormalizer", "RewardNormalizer"),
         "data.prioritized_replay": ("PrioritizedReplayBuffer",),
         "data.recurrent_replay_buffer": ("RecurrentReplayBuffer",),
         "data.replay_buffer": ("ReplayBuffer",),
@@ -89,8 +90,9 @@ _HOMES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "rl_training.envs": {
         "envs.factory": ("make_env", "make_vector_env"),
-        "envs.pixels": ("PixelObservation",),
+        "envs.pixels": ("PixelObservation", "stacked_frames"),
         "envs.point_pixels": ("PointPixels",),
+        "envs.spaces": ("SpaceAdapter",),
         "envs.wrappers": ("MaskVelocity", "PreviousActionReward"),
     },
     "rl_training.models": {
@@ -111,6 +113,10 @@ _HOMES: dict[str, dict[str, tuple[str, ...]]] = {
         "models.cnn.drqv2": ("CNNDrQv2Model",),
         "models.cnn.encoders": ("NatureCNN",),
         "models.cnn.image_networks": ("ImageActorCritic", "ImageQNetwork"),
+    },
+    "rl_training.runtime": {
+        "runtime.collector": ("Collector",),
+        "runtime.evaluator": ("Evaluator",),
     },
     "rl_training.models.recurrent": {
         "models.recurrent.actor_critic": ("RecurrentActorCritic",),

@@ -1,5 +1,7 @@
 # Generated from rl_training/exports.py by docs/generate.py; change the table there.
 
+from rl_training.data.normalization import ObservationNormalizer as ObservationNormalizer
+from rl_training.data.normalization import RewardNormalizer as RewardNormalizer
 from rl_training.data.prioritized_replay import PrioritizedReplayBuffer as PrioritizedReplayBuffer
 from rl_training.data.recurrent_replay_buffer import RecurrentReplayBuffer as RecurrentReplayBuffer
 from rl_training.data.replay_buffer import ReplayBuffer as ReplayBuffer

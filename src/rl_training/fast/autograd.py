@@ -6,7 +6,7 @@ backward; autograd differentiates the loss and whatever else the network has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import MethodType
 from typing import Any
 
@@ -83,6 +83,25 @@ class BlockForward:
         """The gradients of the block's parameters, which the next backward pass overwrites."""
         return [torch.from_numpy(grad.copy()) for grad in self._grads]
 
+    def differentiable_gradients(
+        self, x: Tensor, grad: Tensor, needed: Sequence[bool]
+    ) -> tuple[Tensor | None, ...]:
+        """What `_Block.backward` returns, by the definition, so that it has a gradient itself."""
+        output = type(self._block).forward(self._block, x)
+        inputs = (x, *self.parameters)
+        to_input, _, *to_parameters = needed
+        wanted = (to_input, *to_parameters)
+        found = iter(
+            torch.autograd.grad(
+                output,
+                [tensor for tensor, needs in zip(inputs, wanted, strict=True) if needs],
+                grad,
+                create_graph=True,
+            )
+        )
+        by_input, *by_parameters = [next(found) if needs else None for needs in wanted]
+        return by_input, None, *by_parameters
+
 
 def _plain_forward(block: nn.Module) -> MethodType:
     return MethodType(type(block).forward, block)
@@ -102,7 +121,9 @@ class _Block(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        ctx.saved_tensors  # noqa: B018 - raises if one was overwritten
+        x, _ = ctx.saved_tensors  # raises if one was overwritten
+        if torch.is_grad_enabled():  # of which a penalty, say, will take the gradient again
+            return ctx.block.differentiable_gradients(x, grads[0], ctx.needs_input_grad)
         with np.errstate(all="ignore"):
             # The backward pass overwrites its argument, which may be another node's.
             by_input = ctx.backward_pass(grads[0].numpy().copy())
