@@ -10,6 +10,7 @@ import pytest
 # Before torch is imported, here or in a process that a test starts: workers that run side by side
 # would wait for each other's threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # a run of two threads is not to spin
 
 EXTRAS = {
     "atari": ("ale_py",),

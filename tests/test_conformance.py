@@ -22,7 +22,15 @@ from rl_training.fast.accelerate import learns_with_kernels
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.compatibility import check_spaces
 from rl_training.runtime.training_run import TrainingRun
-from training import ALGORITHMS, COMPILED, TINY, WITH_KERNELS, compile_without_code, tiny_config
+from training import (
+    ALGORITHMS,
+    COMPILED,
+    ONE_OF_EACH_FAMILY,
+    TINY,
+    WITH_KERNELS,
+    compile_without_code,
+    tiny_config,
+)
 
 # An update computes with kernels, on tensors, or in compiled functions of tensors.
 WAYS: dict[str, dict[str, Any]] = {
@@ -33,23 +41,23 @@ WAYS: dict[str, dict[str, Any]] = {
 OF_SOME = {"tensors": WITH_KERNELS, "compiled": COMPILED}  # other algorithms have tensors anyway
 PAIRS = [(algo, way) for algo in ALGORITHMS for way in WAYS if algo in OF_SOME.get(way, ALGORITHMS)]
 
-# What does not depend on how an update computes is checked in one way.
-ABOUT_UPDATES = {
-    testing.updates_learn,
-    testing.acting_is_valid,
-    testing.resume_is_exact,
-    testing.loading_agrees,
-}
+resume_from_one_cut = partial(testing.resume_is_exact, cuts=1)
 
 
 def cases() -> Iterator[Any]:
-    for check in testing.CHECKS:
-        for algo, way in PAIRS:
-            if way == "kernels" or check in ABOUT_UPDATES:
-                yield pytest.param(check, algo, WAYS[way], id=f"{check.__name__}-{algo}-{way}")
     for algo in ALGORITHMS:
-        name = f"resume_is_exact-{algo}-several"
-        yield pytest.param(testing.resume_is_exact, algo, {"num_envs": 3}, id=name)
+        for check in testing.CHECKS:
+            yield pytest.param(check, algo, WAYS["kernels"], id=f"{check.__name__}-{algo}")
+        several = {"num_envs": 3}
+        yield pytest.param(resume_from_one_cut, algo, several, id=f"resume_is_exact-{algo}-several")
+    for algo, way in PAIRS:
+        if way == "kernels":
+            continue
+        # The algorithms of a family differ in their losses, not in how they are saved.
+        about_saving = (resume_from_one_cut, testing.loading_agrees)
+        for check in about_saving if algo in ONE_OF_EACH_FAMILY else (testing.updates_learn,):
+            name = getattr(check, "__name__", "resume_is_exact")
+            yield pytest.param(check, algo, WAYS[way], id=f"{name}-{algo}-{way}")
 
 
 @pytest.mark.parametrize(("check", "algo", "changes"), list(cases()))
@@ -60,9 +68,7 @@ def test_packaged_algorithms_conform(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    compile_without_code(algo, monkeypatch)
-    if check is testing.resume_is_exact and changes not in ({"num_envs": 3}, WAYS["kernels"]):
-        check = partial(testing.resume_is_exact, cuts=1)
+    compile_without_code(monkeypatch)
     check(get_spec(algo), {**TINY[algo], **changes}, tmp_path)
 
 
@@ -74,7 +80,10 @@ def test_an_algorithm_declared_outside_the_package_conforms(
 
 
 @pytest.mark.parametrize(("algo", "way"), PAIRS)
-def test_updates_compute_as_requested(algo: str, way: str, tmp_path: Path) -> None:
+def test_updates_compute_as_requested(
+    algo: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_without_code(monkeypatch)
     ways: list[tuple[bool, str]] = []
 
     class Watch(Callback):
@@ -105,7 +114,7 @@ def test_without_its_random_generators_a_resumed_run_differs(
 
     monkeypatch.setattr(rl_training.runtime.train, "restore_run", forgetful)
     with pytest.raises(AssertionError, match=r"cut at step .* ended with another \['agent'"):
-        testing.resume_is_exact(get_spec(algo), TINY[algo], tmp_path)
+        resume_from_one_cut(get_spec(algo), TINY[algo], tmp_path)
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)

@@ -37,10 +37,10 @@ CASES = (
     ),
     Case(
         name="td3_pendulum_reference",
-        learning_steps=5_000,
+        learning_steps=8_000,
         short_steps=1_100,
         command_line_steps=1_010,  # ten more than the warm-up
-        learned=PENDULUM_LEARNED,
+        learned=-700.0,  # of six seeds the lowest was -430 then
         smaller={"hidden_sizes": (64, 64), "batch_size": 128},
     ),
     Case(

@@ -169,10 +169,12 @@ class ValueBased(Algorithm):
         """Q-values [B, A] from the network's output."""
         return output
 
-    @torch.no_grad()
     def selector(self, next_obs: Tensor) -> Tensor | None:
         """With `double`, the online network's Q-values, which choose the next action."""
-        return self.q_values(self.model(next_obs)) if self.hyper.double else None
+        if not self.hyper.double:
+            return None
+        with torch.no_grad():
+            return self.q_values(self.model(next_obs))
 
     def returns(self, output: np.ndarray) -> ReturnDistribution:
         """What the network's output for one observation tells of each action's return."""
