@@ -9,7 +9,17 @@ QUICK_TESTS := $(wildcard tests/test_*_update.py) $(addprefix tests/test_, packa
 	package_api_exports.py config.py yaml_strict.py checkpointing.py replay_buffer.py \
 	recurrent_replay_buffer.py rollout_buffer.py dqn_trainer_smoke.py ppo_trainer_smoke.py)
 
-.PHONY: help setup train test test-release test-all-pythons check evidence bench clean
+# What `make test-processors` runs, and with which settings: each makes this machine round like
+# another, in torch's loops, oneDNN's convolutions and recurrent layers, or NumPy's matrix products.
+PROCESSORS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 \
+	ONEDNN_MAX_CPU_ISA=SSE41 ONEDNN_MAX_CPU_ISA=AVX2 \
+	OPENBLAS_CORETYPE=Haswell OPENBLAS_CORETYPE=Zen
+NUMERICAL_TESTS := $(wildcard tests/test_*_update.py tests/test_*_models.py tests/test_*replay*.py) \
+	$(addprefix tests/test_, accelerate.py custom_losses.py dueling.py ensemble.py explain.py \
+	image_networks.py kernels.py noisy_layers.py normalization.py optimization.py \
+	rollout_buffer.py squashed_gaussian.py)
+
+.PHONY: help setup train test test-release test-all-pythons test-processors check evidence bench clean
 .DEFAULT_GOAL := help
 
 help: ## Show what can be made.
@@ -34,6 +44,13 @@ test-python-%: $(VENV)/.test
 	.pythons/$*/bin/pip install --quiet --disable-pip-version-check -c constraints.txt '.[dev]'
 	cd .pythons/$* && bin/rl-training train --config dqn/cartpole --set total_timesteps=2000
 	.pythons/$*/bin/pytest -q $(QUICK_TESTS)
+
+test-processors: $(VENV)/.test ## Run the numerical tests as other processors would round (10 minutes).
+	@failed=; for setting in $(PROCESSORS); do \
+	  echo "$$setting"; \
+	  env $$setting $(BIN)/pytest -q -n 2 --dist worksteal $(NUMERICAL_TESTS) || failed="$$failed $$setting"; \
+	done; \
+	test -z "$$failed" || { echo "failed with$$failed"; exit 1; }
 
 check: $(VENV)/.test ## The fast half of the tests: lint, format, types, import rules.
 	$(BIN)/ruff check .

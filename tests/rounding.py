@@ -19,6 +19,7 @@ import torch
 from rl_training.data.types import EnvSpec
 
 EPS = float(np.finfo(np.float32).eps)
+Rows = TypeVar("Rows")
 
 
 def rounding(terms: float, size: float = 1.0) -> float:
@@ -51,9 +52,6 @@ def double_precision() -> Iterator[None]:
 def precise_spec(spec: EnvSpec) -> EnvSpec:
     """An environment whose observations have the precision that tensors are made in."""
     return replace(spec, obs_dtype=str(torch.get_default_dtype()).removeprefix("torch."))
-
-
-Rows = TypeVar("Rows")
 
 
 def precise(x: Rows) -> Rows:

@@ -15,6 +15,7 @@ from rl_training.algorithms.tqc import TQC
 from rl_training.config.actor_critic import REDQConfig, SACConfig, TQCConfig
 from rl_training.data.types import Batch, Clock, EnvSpec
 from rl_training.models.mlp_actor_q_ensemble import MLPActorQEnsemble
+from rounding import precise_spec
 
 SPEC = EnvSpec(env_id="toy", obs_shape=(3,), action_kind="continuous", action_dim=2)
 LEARNING = Clock(100, 1000, 10)
@@ -32,7 +33,7 @@ def make(algo: str, seed: int = 0, **hyper: Any) -> SoftActorCritic:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = MLPActorQEnsemble.build(SPEC, settings)
-    return algorithm(model, settings, SPEC, seed=seed)
+    return algorithm(model, settings, precise_spec(SPEC), seed=seed)
 
 
 def random_batch(rows: int = 8, seed: int = 0) -> Batch:
@@ -47,7 +48,7 @@ def random_batch(rows: int = 8, seed: int = 0) -> Batch:
         action=numbers(rows, 2).tanh(),
         reward=numbers(rows),
         next_obs=numbers(rows, 3),
-        discount=0.9 * (torch.arange(rows) % 3 != 0),
+        discount=torch.where(torch.arange(rows) % 3 == 0, 0.0, 0.9),
         weight=torch.ones(rows),
         slots=np.zeros(rows, np.int64),
     )

@@ -15,6 +15,7 @@ from rl_training.data.shapes import expect_shapes
 from rl_training.data.types import Clock, EnvSpec
 from rl_training.errors import ConfigError
 from rl_training.models.mlp_q_network import MLPQNetwork
+from rounding import double_precision
 from value_batches import KERNELS, accelerated, assert_goes_on_bit_for_bit, make_batch
 
 SPEC = EnvSpec(env_id="toy", obs_shape=(1,), action_kind="discrete", num_actions=2)
@@ -195,6 +196,7 @@ def test_state_round_trip_continues_bit_for_bit(kernels: bool) -> None:
     assert_goes_on_bit_for_bit(build)
 
 
+@double_precision()
 def test_network_gives_a_value_per_action_and_acts_greedily() -> None:
     network = MLPQNetwork(3, 4, (16, 16))
     obs = torch.randn(5, 3)

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 from rl_training.config.value_based import C51Config, DQNConfig, QRDQNConfig
 from rl_training.models.blocks import MLP, DuelingMLP
+from rounding import double_precision
 
 OBS, ACTIONS = 3, 4
 
@@ -63,6 +64,7 @@ def test_all_hidden_layers_but_the_last_are_shared() -> None:
 
 
 @pytest.mark.parametrize("width", [1, 3])
+@double_precision()
 def test_the_mean_over_actions_is_the_value(width: int) -> None:
     network, obs = DuelingMLP(OBS, ACTIONS, (8, 8), width), torch.randn(6, OBS)
     assert network.trunk is not None

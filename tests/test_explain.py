@@ -24,6 +24,7 @@ from rl_training.cli import app
 from rl_training.errors import MissingExtra, NonFiniteError, UsageError
 from rl_training.experiment.registry import train_config
 from rl_training.tools.explain import MOST_ROWS, Explanation, draw, explain
+from rounding import rounding
 from training import tiny_config
 
 if TYPE_CHECKING:
@@ -118,7 +119,9 @@ def test_atoms_have_the_probabilities_of_their_logits() -> None:
     assert expected.returns.tolist() == [[-4, 0, 4]] * 3
     quarters = [[0.5, 0.25, 0.25], [0.25, 0.25, 0.5], [0.25, 0.5, 0.25]]
     np.testing.assert_allclose(expected.probabilities, quarters, rtol=1e-6)
-    np.testing.assert_allclose(expected.q_values, [-1, 1, 0], atol=1e-6)
+    # Four roundings of each probability: logarithm, exponential, their sum and the quotient. The
+    # returns they weigh are -4 and 4, with a probability of 3/4 at most.
+    np.testing.assert_allclose(expected.q_values, [-1, 1, 0], rtol=0, atol=rounding(4, 3))
 
 
 def test_observations_are_normalised_as_for_acting() -> None:
@@ -179,7 +182,8 @@ def test_atoms_are_bars_side_by_side_on_one_scale() -> None:
         np.testing.assert_allclose(floor, row + 0.4)
         np.testing.assert_allclose(floor - values, heights[row], rtol=1e-6)
     assert len(patches) == 3
-    np.testing.assert_allclose(means(axes), [[-1, 0.4], [1, 1.4], [0, 2.4]], atol=1e-6)
+    expected = [[-1, 0.4], [1, 1.4], [0, 2.4]]
+    np.testing.assert_allclose(means(axes), expected, rtol=0, atol=rounding(4, 3))  # as above
 
 
 def test_improbable_ends_of_the_support_are_left_out() -> None:

@@ -19,6 +19,7 @@ from rl_training.errors import ConfigError, IncompatibleEnv
 from rl_training.experiment.registry import get_spec, resolve_config, train_config
 from rl_training.models.cnn.encoders import NATURE, Convolutions
 from rl_training.runtime.result import TrainingInterrupted
+from rounding import double_precision
 from training import ATOMS, StopAt, final_state, tiny_config
 
 IMAGES = EnvSpec(
@@ -77,8 +78,9 @@ def test_policy_and_value_share_what_they_see() -> None:
     # Initial policies are near uniform: the gain of the last layer is 0.01.
     probabilities = torch.softmax(policy.detach(), -1)
     assert_close(probabilities, torch.full((2, 3), 1 / 3), atol=0.02, rtol=0)
-    weight = next(iter(model.encoder.layers.parameters())).detach()
-    assert_close(weight @ weight.T, 2 * torch.eye(16), atol=1e-5, rtol=0)
+    with double_precision():
+        weight = next(iter(network("ppo").encoder.layers.parameters())).detach()
+        assert_close(weight @ weight.T, 2 * torch.eye(16))
 
 
 def test_a_gradient_step_of_ppo_goes_through_the_encoder_once(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from rl_training.data.types import EnvSpec
 from rl_training.models.blocks import DuelingMLP
 from rl_training.models.recurrent.core import Pieces, RecurrentCore, State, reset_state
 from rl_training.models.recurrent.lstm_q_network import LSTMQNetwork
+from rounding import double_precision
 
 Kind = Literal["lstm", "gru"]
 KINDS: tuple[Kind, ...] = ("lstm", "gru")
@@ -53,6 +54,7 @@ def by_episode(
     return torch.cat(columns, 1), ends
 
 
+@double_precision()
 def assert_equals_the_episodes(kind: Kind, first: Tensor, seed: int = 0) -> None:
     """Outputs, final state, and the gradients of all that goes in."""
     core = make_core(kind, seed)
@@ -66,16 +68,16 @@ def assert_equals_the_episodes(kind: Kind, first: Tensor, seed: int = 0) -> None
         sums = (outputs * shares[0]).sum() + sum((part * shares[1]).sum() for part in after)
         found.append([outputs, *after, *torch.autograd.grad(sums, sources, materialize_grads=True)])
     for mine, expected in zip(*found, strict=True):
-        assert_close(mine, expected, rtol=0, atol=1e-6)
+        assert_close(mine, expected)
     alone = core.outputs(inputs, state, first)
     expected_outputs = by_episode(core, inputs, state, first)[0]
-    assert_close(alone, expected_outputs, rtol=0, atol=1e-6)
+    assert_close(alone, expected_outputs)
     gradients = (
         torch.autograd.grad((x * shares[0]).sum(), sources, materialize_grads=True)
         for x in (alone, expected_outputs)
     )
     for mine, expected in zip(*gradients, strict=True):
-        assert_close(mine, expected, rtol=0, atol=1e-6)
+        assert_close(mine, expected)
 
 
 @each_kind
@@ -197,6 +199,7 @@ def make_network(variant: str) -> LSTMQNetwork:
 
 
 @each_variant
+@double_precision()
 def test_acting_step_by_step_gives_the_values_of_the_sequence(variant: str) -> None:
     network = make_network(variant)
     obs = torch.randn(9, 4, OBS_DIM)
@@ -206,11 +209,11 @@ def test_acting_step_by_step_gives_the_values_of_the_sequence(variant: str) -> N
     assert q_values.shape == (9, 4, ACTIONS)
     for row in range(9):
         acted = network.act(obs[row], state, first[row])
-        assert_close(acted.q_values, q_values[row], rtol=0, atol=1e-6)
+        assert_close(acted.q_values, q_values[row])
         assert torch.equal(acted.actions, acted.q_values.argmax(-1))
         state = acted.state
     for mine, expected in zip(state, after, strict=True):
-        assert_close(mine, expected, rtol=0, atol=1e-6)
+        assert_close(mine, expected)
 
 
 @each_variant
@@ -237,6 +240,7 @@ def test_the_values_depend_on_what_was_seen_before(variant: str) -> None:
     assert (mine[1:] != theirs[1:]).any(-1).all()
 
 
+@double_precision()
 def test_the_encoder_is_layers_with_relus_and_the_head_is_linear() -> None:
     network = make_network("two layers before")
     obs, state = torch.randn(4, 2, OBS_DIM), network.initial_state(2)
@@ -251,6 +255,7 @@ def test_the_encoder_is_layers_with_relus_and_the_head_is_linear() -> None:
 
 
 @pytest.mark.parametrize("variant", ["dueling", "dueling gru, no encoder"])
+@double_precision()
 def test_dueling_values_are_the_value_plus_what_an_advantage_is_above_their_mean(
     variant: str,
 ) -> None:
@@ -265,8 +270,8 @@ def test_dueling_values_are_the_value_plus_what_an_advantage_is_above_their_mean
     )
     assert value.shape == (12, 1)
     expected = value + advantage - advantage.mean(1, keepdim=True)
-    assert_close(q_values.flatten(0, 1), expected, rtol=0, atol=1e-6)
-    assert_close(q_values.flatten(0, 1).mean(1), value[:, 0], rtol=0, atol=1e-6)
+    assert_close(q_values.flatten(0, 1), expected)
+    assert_close(q_values.flatten(0, 1).mean(1), value[:, 0])
 
 
 def test_the_network_is_built_as_the_hyper_parameters_size_it() -> None:

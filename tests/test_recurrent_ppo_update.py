@@ -29,6 +29,7 @@ from rl_training.models.mlp_actor_critic import MLPActorCritic
 from rl_training.models.recurrent.actor_critic import PolicyAndValue, RecurrentActorCritic
 from rl_training.models.recurrent.core import State
 from rl_training.runtime.collector import Collector
+from rounding import double_precision, precise, precise_spec
 from test_ppo_update import DISCRETE, SPECS, START, random_rollout
 from test_rollout_buffer import MODES, slow_advantages, transitions
 from value_batches import numbers_of
@@ -55,12 +56,12 @@ def configured(**hyper: Any) -> RecurrentPPOConfig:
 def make(kind: str = "discrete", seed: int = 0, **hyper: Any) -> RecurrentPPO:
     """An agent whose policy is far from even, so that rows differ in their probabilities."""
     torch.manual_seed(seed)
-    config = configured(**hyper)
-    network = RecurrentActorCritic.build(SPECS[kind], config)
+    config, spec = configured(**hyper), precise_spec(SPECS[kind])
+    network = RecurrentActorCritic.build(spec, config)
     with torch.no_grad():
         for parameter in network.actor.parameters():
             parameter.add_(torch.randn_like(parameter))
-    return RecurrentPPO(network, config, SPECS[kind], seed=seed)
+    return RecurrentPPO(network, config, spec, seed=seed)
 
 
 def moved(ppo: RecurrentPPO, by: float = 0.1) -> None:
@@ -94,6 +95,7 @@ def step_by_step(
 
 @each_core
 @pytest.mark.parametrize("kind", ["discrete", "continuous"])
+@double_precision()
 def test_acting_step_by_step_equals_the_sequence(kind: str, core: str) -> None:
     network = make(kind, **CORES[core]).model
     generator = torch.Generator().manual_seed(1)
@@ -104,11 +106,11 @@ def test_acting_step_by_step_equals_the_sequence(kind: str, core: str) -> None:
     whole = network.sequence(obs, state, first)
     policy, value = step_by_step(network, obs, state, first)
     assert whole.policy.shape == (7, 4, SPECS[kind].policy_outputs)
-    assert_close(whole.policy, policy, rtol=0, atol=1e-6)
-    assert_close(whole.value, value, rtol=0, atol=1e-6)
+    assert_close(whole.policy, policy)
+    assert_close(whole.value, value)
     for row, starts, expected in zip(obs, first, policy, strict=True):
         output, state = network.act(row, state, starts)
-        assert_close(output, expected, rtol=0, atol=1e-6)
+        assert_close(output, expected)
 
 
 @each_core
@@ -153,16 +155,17 @@ def test_policy_and_value_remember_apart_unless_they_share(core: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["discrete", "continuous"])
+@double_precision()
 def test_the_first_weights_are_orthogonal_and_the_policy_nearly_even(kind: str) -> None:
     network = RecurrentActorCritic.build(SPECS[kind], configured(log_std_init=-0.5))
     for layers, gain in ((network.actor, 0.01), (network.critic, 1.0)):
         weight, bias = layers.parameters()
-        assert_close(weight @ weight.T, gain**2 * torch.eye(len(weight)), atol=1e-5, rtol=0)
+        assert_close(weight @ weight.T, gain**2 * torch.eye(len(weight)))
         assert not bias.any()
     memory: Any = network.memories[0]
     for name, parameter in memory.core.layer.named_parameters():
         if "weight" in name:
-            assert_close(parameter.T @ parameter, torch.eye(parameter.shape[1]), atol=1e-5, rtol=0)
+            assert_close(parameter.T @ parameter, torch.eye(parameter.shape[1]))
         else:
             assert not parameter.any()
     if kind == "continuous":
@@ -323,7 +326,7 @@ class Played:
         self.collector.reset(seeds, self.ppo.initial_state(self.num_envs))
 
     def act(self, obs: np.ndarray, state: PolicyState, first: np.ndarray) -> ActResult:
-        return self.ppo.act(obs, state, first, START, explore=True)
+        return self.ppo.act(*precise((obs, state, first)), START, explore=True)
 
     def take(self, cuts: tuple[int, ...] = ()) -> Rollout:
         """The next rollout; at the cuts all environments are reset without an end of theirs."""
@@ -340,12 +343,12 @@ class Played:
             self.store.add(step)
             self.record(step)
             taken += 1
-        return self.store.take()
+        return precise(self.store.take())
 
     @torch.no_grad()
     def record(self, step: Transitions) -> None:
         def tensors(parts: tuple[Any, ...]) -> tuple[Tensor, ...]:
-            return tuple(torch.from_numpy(part.copy()) for part in parts)
+            return precise(tuple(torch.from_numpy(part.copy()) for part in parts))
 
         first = torch.from_numpy(step.first)
         obs, following, action = tensors((step.obs, step.next_obs, step.action))
@@ -373,11 +376,18 @@ class Played:
 @pytest.mark.parametrize("num_envs", [1, 3])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("core", "cuts"), [("lstm", ()), ("gru", (6, 7)), ("shared lstm", ())])
+@double_precision()
 def test_learning_sees_what_acting_saw(
     core: str, cuts: tuple[int, ...], mode: AutoresetMode, num_envs: int
 ) -> None:
-    """Log-probabilities, values, and values after each end, over episodes and rollouts."""
-    ppo = make(gamma=0.97, gae_lambda=0.9, **CORES[core])
+    """Log-probabilities, values, and values after each end, over episodes and rollouts.
+
+    A rollout keeps states of up to 1 in single precision, so they are off by 6e-8; the network
+    makes a few times as much of that, and an advantage adds up 1 / (1 - gamma * lambda) = 6.6 such
+    errors. gamma and lambda are sums of powers of two, which no precision rounds.
+    """
+    gamma, gae_lambda = 31 / 32, 7 / 8
+    ppo = make(gamma=gamma, gae_lambda=gae_lambda, **CORES[core])
     played = Played(ppo, mode, num_envs, 30)
     kinds: set[Any] = set()
     for _ in range(3):
@@ -385,7 +395,7 @@ def test_learning_sees_what_acting_saw(
         samples = ppo.samples(rollout)
         rows = played.rows
         values = [[played.values[row[0]] for row in mine] for mine in rows]
-        slow = [slow_advantages(mine, played.values, 0.97, 0.9) for mine in rows]
+        slow = [slow_advantages(mine, played.values, gamma, gae_lambda) for mine in rows]
         expected = {
             "log_prob": played.in_order(played.log_probs, rollout),
             "value": played.in_order(values, rollout),
@@ -404,6 +414,7 @@ def test_learning_sees_what_acting_saw(
 
 @each_kind
 @pytest.mark.parametrize("length", [1, 5, 32])
+@double_precision()
 def test_the_ratio_is_one_before_the_first_step(kind: str, length: int) -> None:
     """Sequences go on from the states that acting had, so they see what it saw."""
     ppo = make(kind, sequence_length=length, batch_size=64, num_steps=32, epochs=1)
@@ -564,6 +575,7 @@ ONE_MINIBATCH: dict[str, Any] = {
 
 @each_kind
 @pytest.mark.parametrize("core", ["lstm", "gru", "shared lstm"])
+@double_precision()
 def test_the_gradient_of_one_sequence_is_that_of_the_loss_written_out(kind: str, core: str) -> None:
     """One episode and a half in each of two environments, in a sequence each."""
     ppo = make(kind, sequence_length=12, **ONE_MINIBATCH, **CORES[core])
@@ -571,16 +583,17 @@ def test_the_gradient_of_one_sequence_is_that_of_the_loss_written_out(kind: str,
     first[0] = first[7, 1] = True
     rollout = played_through(ppo, random_rollout(SPECS[kind], 12)._replace(first=first))
     samples = ppo.samples(rollout)
-    moved(ppo)
+    moved(ppo, 0.2)
     (minibatch,) = list(ppo.minibatches(samples))[:1]
     found = ppo.optimizer.differentiate(ppo.loss, minibatch, 0.2)
     numbers, expected = written_out(ppo, rollout, samples)
     assert 0 < numbers["clip_fraction"] < 1
-    assert numbers_of(found.metrics) == pytest.approx(numbers, rel=1e-4, abs=1e-6)
+    assert numbers_of(found.metrics) == pytest.approx(numbers, rel=0, abs=1e-7)
     for mine, theirs in zip(gradients(ppo), expected, strict=True):
-        assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+        assert_close(mine, theirs)
 
 
+@double_precision()
 def test_shorter_sequences_cut_the_gradient_but_not_the_loss() -> None:
     rollout = played_through(make(), random_rollout(SPECS["discrete"], 12))
     found = {}
@@ -589,7 +602,7 @@ def test_shorter_sequences_cut_the_gradient_but_not_the_loss() -> None:
         loss = ppo.update(rollout, START).metrics["loss"]
         found[length] = float(loss), torch.cat([g.flatten() for g in gradients(ppo)])
     for length in (4, 1):
-        assert found[length][0] == pytest.approx(found[12][0], abs=1e-5)
+        assert found[length][0] == pytest.approx(found[12][0], abs=1e-7)
         assert float((found[length][1] - found[12][1]).abs().max()) > 1e-3
 
 
@@ -613,6 +626,7 @@ class Forgetful(nn.Module):
 
 @each_core
 @pytest.mark.parametrize("length", [3, 12])
+@double_precision()
 def test_no_memory_leaks_over_the_start_of_an_episode(core: str, length: int) -> None:
     """Where every row is an episode of its own, the update is the feed-forward one."""
     over = torch.ones(12, 2, dtype=torch.bool)
@@ -620,7 +634,7 @@ def test_no_memory_leaks_over_the_start_of_an_episode(core: str, length: int) ->
     feed_forward = PPO(
         Forgetful(recurrent.model),
         PPOConfig(epochs=3, max_grad_norm=None, **ONE_MINIBATCH),
-        SPECS["discrete"],
+        recurrent.spec,
     )
     rollout = random_rollout(SPECS["discrete"], 12)._replace(
         first=over,
@@ -635,8 +649,8 @@ def test_no_memory_leaks_over_the_start_of_an_episode(core: str, length: int) ->
     found = recurrent.update(rollout, START)
     assert found.gradient_steps == expected.gradient_steps == 3
     for name, value in expected.metrics.items():
-        assert float(found.metrics[name]) == pytest.approx(float(value), rel=1e-3, abs=1e-5)
-    assert_close(recurrent.optimizer.flat, feed_forward.optimizer.flat, rtol=0, atol=1e-5)
+        assert float(found.metrics[name]) == pytest.approx(float(value), rel=0, abs=1e-7)
+    assert_close(recurrent.optimizer.flat, feed_forward.optimizer.flat)
 
 
 # Rows that are no transitions.
@@ -673,7 +687,7 @@ def masked_rollout(ppo: RecurrentPPO, steps: int, envs: int, seed: int) -> Rollo
         # A reset of its own comes before the start, or the start follows the end at once.
         resetting = ends & (rng.random(envs) < 0.7) & (np.arange(envs) > 0)
         first = (ends & ~resetting) | resets
-    return store.take()
+    return precise(store.take())
 
 
 def spoiled(rollout: Rollout, seed: int) -> Rollout:
@@ -701,6 +715,7 @@ def spoiled(rollout: Rollout, seed: int) -> Rollout:
 
 @settings(max_examples=15, deadline=None)
 @given(**shapes, core=st.sampled_from(["lstm", "gru", "shared lstm"]), seed=st.integers(0, 999))
+@double_precision()
 def test_rows_that_only_reset_change_nothing(
     steps: int, envs: int, length: int, core: str, seed: int
 ) -> None:
@@ -711,17 +726,18 @@ def test_rows_that_only_reset_change_nothing(
     rollouts = [rollout, spoiled(rollout, seed)]
     samples = [ppo.samples(each) for ppo, each in zip(agents, rollouts, strict=True)]
     for mine, theirs in zip(samples[0][1:], samples[1][1:], strict=True):
-        assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+        assert_close(mine, theirs)
     results = [ppo.update(each, START) for ppo, each in zip(agents, rollouts, strict=True)]
     found = {name: float(value) for name, value in results[0].metrics.items()}
     expected = {name: float(value) for name, value in results[1].metrics.items()}
-    assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert found == pytest.approx(expected, rel=1e-7, abs=1e-7)
     for mine, theirs in zip(gradients(agents[0]), gradients(agents[1]), strict=True):
-        assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+        assert_close(mine, theirs)
 
 
 @settings(max_examples=25, deadline=None)
 @given(**shapes, seed=st.integers(0, 999))
+@double_precision()
 def test_padding_changes_neither_numbers_nor_gradient(
     steps: int, envs: int, length: int, seed: int
 ) -> None:
@@ -746,12 +762,13 @@ def test_padding_changes_neither_numbers_nor_gradient(
         spoiled_rows = minibatch._replace(obs=garbage)
         other = ppo.optimizer.differentiate(ppo.loss, spoiled_rows, 0.2)
         expected = numbers_of(found.metrics)
-        assert numbers_of(other.metrics) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+        assert numbers_of(other.metrics) == pytest.approx(expected, rel=1e-7, abs=1e-7)
         for one, another in zip(mine, gradients(ppo), strict=True):
-            assert_close(one, another, rtol=1e-4, atol=1e-5)
+            assert_close(one, another)
 
 
 @pytest.mark.parametrize("length", [5, 8])
+@double_precision()
 def test_a_last_shorter_sequence_counts_its_rows_once(length: int) -> None:
     """The mean is over the 26 rows, not over the rows of whole sequences."""
     ppo = make(sequence_length=length, **ONE_MINIBATCH)
@@ -776,12 +793,12 @@ def test_a_last_shorter_sequence_counts_its_rows_once(length: int) -> None:
     near = samples.value + (value - samples.value).clamp(-0.1, 0.1)
     errors = (torch.stack([value, near]) - samples.returns) ** 2
     assert len(minibatch.value) == 26
-    assert found["value_loss"] == pytest.approx(float(errors.amax(0).mean()), rel=1e-5)
+    assert found["value_loss"] == pytest.approx(float(errors.amax(0).mean()), rel=1e-7)
     output = torch.cat([piece[0] for piece in pieces]).flatten(0, 1)
     log_ratio = reference_policy(ppo, output, samples.action)[0] - samples.log_prob
     expected = float((log_ratio.exp() - 1 - log_ratio).mean())
     assert expected > 1e-5
-    assert found["approx_kl"] == pytest.approx(expected, rel=1e-3)
+    assert found["approx_kl"] == pytest.approx(expected, rel=1e-7)
 
 
 # The epochs.

@@ -10,6 +10,7 @@ from torch.testing import assert_close
 from rl_training.algorithms.redq import REDQ, random_subset, redq_loss
 from rl_training.config.actor_critic import REDQConfig
 from rl_training.models.mlp_actor_q_ensemble import MLPActorQEnsemble
+from rounding import double_precision
 from soft_batches import LEARNING, SPEC, make, random_batch
 
 
@@ -27,6 +28,7 @@ def test_the_loss_by_hand() -> None:
     assert found == {"critic_loss": 2.0, "q_value_mean": 1.5, "target_q_mean": 1.5}
 
 
+@double_precision()
 def test_the_gradient_is_twice_the_error_over_the_rows() -> None:
     q_values, target = torch.randn(7, 5, requires_grad=True), torch.randn(7)
     redq_loss(q_values, target).value.backward()
@@ -59,6 +61,7 @@ def test_one_subset_serves_the_whole_update_and_the_next_has_another() -> None:
     assert len(set(seen)) > 5
 
 
+@double_precision()
 def test_with_two_critics_both_in_the_subset_the_target_is_sacs() -> None:
     settings = {"num_critics": 2, "replay_ratio": 1.0, "subset_size": 2}
     redq, sac = make("redq", **settings), make("sac")

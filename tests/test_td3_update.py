@@ -19,6 +19,7 @@ from rl_training.data.types import Clock, Transitions
 from rl_training.errors import ConfigError
 from rl_training.fast.accelerate import accelerate
 from rl_training.models.mlp_actor_q_ensemble import MLPActorQEnsemble
+from rounding import double_precision, precise_spec
 from soft_batches import LEARNING, SPEC, random_batch
 
 DDPG: dict[str, Any] = {"num_critics": 1, "target_noise": 0.0, "policy_delay": 1}
@@ -29,7 +30,7 @@ def make(seed: int = 0, **hyper: Any) -> TD3:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = MLPActorQEnsemble.build_deterministic(SPEC, settings)
-    return TD3(model, settings, SPEC, seed=seed)
+    return TD3(model, settings, precise_spec(SPEC), seed=seed)
 
 
 def parameters(agent: TD3) -> Tensor:
@@ -95,6 +96,7 @@ def test_target_actions_are_smoothed_within_their_bounds() -> None:
     assert_close(smoothed[0], expected)
 
 
+@double_precision()
 def test_the_update_learns_the_lowest_target_critics_value() -> None:
     agent, batch = make(hidden_sizes=()), random_batch()
     set_constant(agent.target.module, 5.0, 3.0)
@@ -125,6 +127,7 @@ def test_a_truncation_bootstraps_and_a_termination_does_not() -> None:
     assert by_row == {1: 1.0, 2: 6.0, 3: 6.0}
 
 
+@double_precision()
 def test_an_update_is_its_definition() -> None:
     """Networks, automatic differentiation and Adam's first step, with the actor at every update."""
     options: dict[str, Any] = {"learning_rate": 0.01, "policy_delay": 1, "tau": 0.1}
@@ -155,11 +158,11 @@ def test_an_update_is_its_definition() -> None:
     stepped(actor_grad, model.actor)
     result = agent.update(batch, LEARNING)
     # Adam's first step has the same size whatever the gradient's, so that is compared as well.
-    assert_close(agent.critic_optimizer.flat.grad, critic_grad, rtol=1e-4, atol=1e-6)
-    assert_close(agent.actor_optimizer.flat.grad, actor_grad, rtol=1e-2, atol=1e-5)
+    assert_close(agent.critic_optimizer.flat.grad, critic_grad)
+    assert_close(agent.actor_optimizer.flat.grad, actor_grad)
     online, targets = parameters(twin).chunk(2)
     expected = torch.cat([online, *polyak(before, online, agent)])
-    assert_close(parameters(agent), expected, rtol=0, atol=2e-4)
+    assert_close(parameters(agent), expected)
     assert torch.equal(targets, before.chunk(2)[1])  # the twin's own have not moved
     found = {name: float(x) for name, x in result.metrics.items()}
     assert found == pytest.approx(
@@ -168,8 +171,7 @@ def test_an_update_is_its_definition() -> None:
             "q_value_mean": q_values.mean().item(),
             "target_q_mean": aim.mean().item(),
             "actor_loss": actor_loss.item(),
-        },
-        rel=1e-4,
+        }
     )
 
 
@@ -182,6 +184,7 @@ def polyak(before: Tensor, online: Tensor, agent: TD3) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("delay", [1, 2, 3])
+@double_precision()
 def test_actor_and_both_targets_move_once_in_so_many_updates(delay: int) -> None:
     agent, batch = make(policy_delay=delay, tau=0.25), random_batch()
     pairs = ((agent.target, agent.critic_optimizer), (agent.target_actor, agent.actor_optimizer))
@@ -195,8 +198,10 @@ def test_actor_and_both_targets_move_once_in_so_many_updates(delay: int) -> None
         assert torch.equal(actor, agent.actor_optimizer.flat.detach()) != due
         assert not torch.equal(critics, agent.critic_optimizer.flat.detach())
         for before, (target, online) in zip(targets, pairs, strict=True):
-            expected = before.lerp(online.flat.detach(), 0.25) if due else before
-            assert_close(target.flat.detach(), expected, rtol=0, atol=1e-7 if due else 0)
+            if due:
+                assert_close(target.flat.detach(), before.lerp(online.flat.detach(), 0.25))
+            else:
+                assert torch.equal(target.flat, before)
 
 
 def test_the_actors_loss_leaves_the_critics_alone() -> None:
@@ -215,6 +220,7 @@ def test_the_actors_loss_leaves_the_critics_alone() -> None:
     assert torch.equal(watched["grad"], critics.grad)
 
 
+@double_precision()
 def test_ddpg_is_the_plain_deterministic_policy_gradient() -> None:
     """Silver et al. (2014), Theorem 1: the mean of grad_a Q(s, a) at a = mu(s), times grad mu."""
     agent, twin, batch = make(**DDPG), make(**DDPG), random_batch()
@@ -227,15 +233,16 @@ def test_ddpg_is_the_plain_deterministic_policy_gradient() -> None:
     (by_action,) = torch.autograd.grad(twin.critics(batch.obs, leaf).sum(), leaf)
     ascent = torch.autograd.grad(action, list(twin.actor.parameters()), by_action / len(action))
     found = agent.update(batch, LEARNING).metrics
-    assert float(found["target_q_mean"]) == pytest.approx(aim.mean().item(), rel=1e-5)
+    assert float(found["target_q_mean"]) == pytest.approx(aim.mean().item())
     expected = torch.cat([-part.flatten() for part in ascent])
-    assert_close(agent.actor_optimizer.flat.grad, expected, rtol=1e-4, atol=1e-7)
+    assert_close(agent.actor_optimizer.flat.grad, expected)
     assert float(expected.abs().max()) > 1e-4
 
 
+@double_precision()
 def test_exploration() -> None:
     agent = make(noise=Schedule(initial=0.2, final=0.0, fraction=0.5))
-    obs = np.random.default_rng(0).normal(size=(4000, 3)).astype(np.float32)
+    obs = np.random.default_rng(0).normal(size=(4000, 3))
     first = np.zeros(4000, np.bool_)
 
     def act(step: int, *, explore: bool, of: TD3 = agent) -> np.ndarray:
@@ -247,13 +254,13 @@ def test_exploration() -> None:
     assert random.var() == pytest.approx(1 / 3, rel=0.05)  # uniform in [-1, 1]
     means = act(0, explore=False)
     with torch.no_grad():
-        np.testing.assert_allclose(means, agent.actor(torch.from_numpy(obs)), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(means, agent.actor(torch.from_numpy(obs)), rtol=0, atol=1e-7)
     assert np.abs(means).max() < 0.6  # so that noise is not cut off at the bounds
     noise = act(250, explore=True) - means  # half of 0.2
     assert abs(noise.mean()) < 0.005
     assert noise.std() == pytest.approx(0.1, rel=0.03)
     assert agent.schedules(Clock(250, 1000, 10))["noise"] == pytest.approx(0.1)
-    np.testing.assert_array_equal(act(500, explore=True), means)
+    np.testing.assert_array_equal(act(500, explore=True), means.astype(np.float32))
     wide = act(20, explore=True, of=make(noise=50.0))
     assert np.abs(wide).max() == 1.0  # what goes into replay is what the environment is given
     assert wide.dtype == np.float32
@@ -277,6 +284,7 @@ def test_a_saved_agent_goes_on_as_if_never_stopped() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"layer_norm": True}, DDPG])
+@double_precision()
 def test_kernels_of_its_layers_learn_the_same(options: dict[str, Any]) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -286,7 +294,7 @@ def test_kernels_of_its_layers_learn_the_same(options: dict[str, Any]) -> None:
     for seed in range(4):
         for agent in (plain, accelerated):
             agent.update(random_batch(32, seed), LEARNING)
-    assert_close(parameters(plain), parameters(accelerated), rtol=0, atol=1e-5)
+    assert_close(parameters(plain), parameters(accelerated))
 
 
 @pytest.mark.parametrize("options", [{}, {"layer_norm": True}])
