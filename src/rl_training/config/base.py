@@ -6,7 +6,7 @@ import numbers
 import re
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 from pydantic import (
     BaseModel,
@@ -34,7 +34,7 @@ class ConfigModel(BaseModel):
 
     @field_validator("*", mode="wrap")
     @classmethod
-    def _refuse_coercion(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    def _refuse_coercion(cls, value: object, handler: ValidatorFunctionWrapHandler) -> object:
         given = copy_input(value)
         taken = handler(given)
         wrong = [
@@ -60,7 +60,7 @@ def check(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
-def copy_input(value: Any, depth: int = 0) -> Any:
+def copy_input(value: object, depth: int = 0) -> Any:
     """The value as YAML would have given it: new dicts and lists, plain Python numbers."""
     if depth > _MAX_DEPTH:
         raise ValueError(f"nested more than {_MAX_DEPTH} levels deep")
@@ -76,7 +76,7 @@ def copy_input(value: Any, depth: int = 0) -> Any:
     return _plain_number(value)
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> object:
     """The value as data: what cannot be data becomes its import path or a marker."""
     if isinstance(value, ConfigModel):
         return value.to_plain()
@@ -90,12 +90,12 @@ def plain(value: Any) -> Any:
     return _object_text(value)
 
 
-def is_placeholder(text: object) -> bool:
+def is_placeholder(text: object) -> TypeGuard[str]:
     """Whether the text stands for a Python object that no import path leads to."""
     return isinstance(text, str) and _PLACEHOLDER.fullmatch(text) is not None
 
 
-def _object_text(value: Any) -> Any:
+def _object_text(value: object) -> object:
     if (path := _import_path(value)) is not None:
         return path
     name = getattr(value, "__qualname__", type(value).__qualname__)
@@ -108,17 +108,17 @@ def _object_text(value: Any) -> Any:
     return f"<object {name}>"
 
 
-def _import_path(value: Any) -> str | None:
+def _import_path(value: object) -> str | None:
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or module == "__main__":
         return None
-    target: Any = sys.modules.get(module)
+    target: object = sys.modules.get(module)
     for part in name.split("."):
         target = getattr(target, part, None)
     return f"{module}:{name}" if target is value else None
 
 
-def _plain_number(value: Any) -> Any:
+def _plain_number(value: object) -> object:
     # NumPy's scalars, whatever their width, become Python's; YAML cannot write them otherwise.
     if isinstance(value, bool):
         return value
@@ -129,7 +129,7 @@ def _plain_number(value: Any) -> Any:
     return value
 
 
-def _coerced(given: Any, taken: Any, loc: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
+def _coerced(given: object, taken: object, loc: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
     """Where pydantic turned a bool into a number, text into either, or a number into a bool."""
     if isinstance(taken, tuple) and isinstance(given, list):
         for index, pair in enumerate(zip(given, taken, strict=True)):

@@ -20,7 +20,7 @@ def import_object(path: str) -> Any:
     module_name, colon, attributes = path.partition(":")
     if not (module_name and colon and attributes):
         raise ConfigError(f"expected package.module:Name, found {path!r}")
-    target: Any = import_module(module_name)
+    target: object = import_module(module_name)
     where = module_name
     for name in attributes.split("."):
         if not hasattr(target, name):

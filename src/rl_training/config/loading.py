@@ -163,19 +163,20 @@ class _Layers:
                 self.complaints.append(f"{origin}: {name}: {error}")
         self.add(copies, dict.fromkeys(_paths(copies, ()), origin))
 
-    def set(self, path: KeyPath, value: Any, origin: str, model: type[HyperParameters]) -> None:
+    def set(self, path: KeyPath, value: object, origin: str, model: type[HyperParameters]) -> None:
         """Put a single value on top, however deep it is."""
-        here: Any = self.values
+        here: dict[Any, Any] = self.values
         for depth, key in enumerate(path[:-1], start=1):
             if key not in here:
                 here[key] = _default_mapping(model, path[:depth])
                 self.origins[path[:depth]] = origin
-            here = here[key]
-            if not isinstance(here, dict):
-                holder = f"{show_path(path[:depth])} is {show_value(here)}"
+            inner = here[key]
+            if not isinstance(inner, dict):
+                holder = f"{show_path(path[:depth])} is {show_value(inner)}"
                 self.origins[path] = origin
                 self.mistakes.append(Mistake(path, f"cannot be set: {holder}, not a mapping"))
                 return
+            here = inner
         self._put(path, value, dict.fromkeys(_paths(value, path), origin))
 
     def origin_of(self, path: KeyPath) -> str:
@@ -185,8 +186,8 @@ class _Layers:
                 return self.origins[path[:depth]]
         return ""
 
-    def _put(self, path: KeyPath, value: Any, origins: Mapping[KeyPath, str]) -> None:
-        here: Any = self.values
+    def _put(self, path: KeyPath, value: object, origins: Mapping[KeyPath, str]) -> None:
+        here: dict[Any, Any] = self.values
         for key in path[:-1]:
             here = here[key]
         if path in origins:
@@ -221,9 +222,9 @@ def _read_file(path: Path, name: str) -> tuple[dict[str, Any], dict[KeyPath, str
     return values, {where: f"{name}:{line}" for where, line in lines.items()}
 
 
-def _parse_overrides(overrides: Sequence[str]) -> tuple[list[tuple[KeyPath, Any]], list[str]]:
+def _parse_overrides(overrides: Sequence[str]) -> tuple[list[tuple[KeyPath, object]], list[str]]:
     """The paths and values of `key=value` texts, and complaints about those that are not."""
-    parsed: list[tuple[KeyPath, Any]] = []
+    parsed: list[tuple[KeyPath, object]] = []
     complaints = []
     names = [text.partition("=")[0].strip() for text in overrides]
     for name, text in zip(names, overrides, strict=True):
@@ -243,7 +244,7 @@ def _parse_overrides(overrides: Sequence[str]) -> tuple[list[tuple[KeyPath, Any]
 
 
 def _find_model(
-    algo: Any, hyper_model: Callable[[str], type[HyperParameters]], layers: _Layers
+    algo: object, hyper_model: Callable[[str], type[HyperParameters]], layers: _Layers
 ) -> type[HyperParameters] | None:
     if not isinstance(algo, str):
         return None
@@ -286,7 +287,9 @@ def _line_of(origin: str) -> float:
     return int(number) if number.isdecimal() else math.inf
 
 
-def _entries(mapping: dict[str, Any], above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any, bool]]:
+def _entries(
+    mapping: dict[str, Any], above: KeyPath = ()
+) -> Iterator[tuple[KeyPath, object, bool]]:
     """Every path of the mapping with its value, and whether that is a leaf: no further keys."""
     for key, value in mapping.items():
         path = (*above, key)
@@ -296,7 +299,7 @@ def _entries(mapping: dict[str, Any], above: KeyPath = ()) -> Iterator[tuple[Key
             yield from _entries(value, path)
 
 
-def _paths(value: Any, path: KeyPath) -> Iterator[KeyPath]:
+def _paths(value: object, path: KeyPath) -> Iterator[KeyPath]:
     """The path of a value, then those of all that is in it."""
     yield path
     inside = value.items() if isinstance(value, dict) else ()

@@ -120,7 +120,7 @@ def legal_paths(model: type[BaseModel], prefix: KeyPath = ()) -> list[KeyPath]:
     return paths
 
 
-def _describe_type(annotation: Any, metadata: Iterable[Any] = ()) -> str:
+def _describe_type(annotation: object, metadata: Iterable[Any] = ()) -> str:
     marks = tuple(_flatten(metadata))
     for marker in marks:
         if isinstance(marker, Expectation) and (words := marker.at(())) is not None:
@@ -137,7 +137,7 @@ def _describe_type(annotation: Any, metadata: Iterable[Any] = ()) -> str:
     return _describe_container(annotation, marks)
 
 
-def _describe_container(annotation: Any, marks: Iterable[Any]) -> str:
+def _describe_container(annotation: object, marks: Iterable[Any]) -> str:
     if (model := _nested_model(annotation)) is not None:
         return f"a mapping with the keys {', '.join(model.model_fields)}"
     origin = get_origin(annotation)
@@ -165,7 +165,7 @@ def _show_bound(bound: float) -> str:
     return str(int(bound)) if float(bound).is_integer() and abs(bound) < 1e15 else f"{bound:g}"
 
 
-def _nested_model(annotation: Any) -> type[BaseModel] | None:
+def _nested_model(annotation: object) -> type[BaseModel] | None:
     """The model a value of this type may be, looking through unions and `Annotated`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
@@ -269,7 +269,7 @@ def _nearest_path(path: KeyPath, legal: Sequence[KeyPath]) -> KeyPath | None:
     )
 
 
-def _follow(loc: tuple[int | str, ...], values: Any) -> tuple[KeyPath, Any]:
+def _follow(loc: tuple[int | str, ...], values: object) -> tuple[KeyPath, object]:
     """Walk down the given values as far as `loc` goes.
 
     Pydantic puts the names of union members into its locations; they are no part of what the user
@@ -277,7 +277,7 @@ def _follow(loc: tuple[int | str, ...], values: Any) -> tuple[KeyPath, Any]:
     """
     path: list[int | str] = []
     for part in loc:
-        inside: Any = values.__dict__ if isinstance(values, BaseModel) else values
+        inside: object = values.__dict__ if isinstance(values, BaseModel) else values
         if isinstance(inside, list | tuple):
             inside = dict(enumerate(inside))
         if not isinstance(inside, Mapping) or part not in inside:

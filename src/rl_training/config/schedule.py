@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, TypeGuard
 
 from pydantic import Field, GetCoreSchemaHandler, ValidationError, model_validator
 from pydantic_core import (
@@ -94,12 +94,12 @@ class ScheduleRange(Expectation):
         return None
 
     def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
+        self, source: object, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
         del source, handler  # a union would put its members' names into the error's path
         return core_schema.no_info_plain_validator_function(self._take)
 
-    def _take(self, value: Any) -> Scheduled:
+    def _take(self, value: object) -> Scheduled:
         if not isinstance(value, Mapping):
             if not self._holds(value, ends_at_low=False):
                 raise _outside()
@@ -118,7 +118,7 @@ class ScheduleRange(Expectation):
             raise ValidationError.from_exception_data("Schedule", wrong)
         return schedule
 
-    def _holds(self, value: Any, *, ends_at_low: bool) -> bool:
+    def _holds(self, value: object, *, ends_at_low: bool) -> TypeGuard[float]:
         if isinstance(value, bool) or not isinstance(value, int | float):
             return False
         above = self.low < value or (value == self.low and (ends_at_low or not self.open_low))

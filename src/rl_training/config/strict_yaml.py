@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import yaml
 
@@ -20,7 +20,7 @@ from rl_training.errors import ConfigError
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 20
 
-_WORDS: dict[str, Any] = {
+_WORDS: dict[str, bool | float | None] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
@@ -33,6 +33,7 @@ _INTEGER = re.compile(rf"[-+]?(?:0|(?!0){_DIGITS})")
 _FLOAT = re.compile(rf"[-+]?(?:{_DIGITS}(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _AMBIGUOUS = re.compile(r"[-+]?(?:0[xob])?[0-9][0-9_]*|[-+]?0x[0-9a-fA-F_]+")
 _MAX_DIGITS = 400
+_NodeStart: TypeAlias = yaml.AliasEvent | yaml.ScalarEvent | yaml.CollectionStartEvent
 
 
 def parse_yaml(text: str, source_name: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
@@ -51,7 +52,7 @@ def parse_yaml(text: str, source_name: str) -> tuple[dict[str, Any], dict[KeyPat
     return values, builder.lines
 
 
-def parse_scalar(text: str) -> Any:
+def parse_scalar(text: str) -> object:
     """The value in `--set key=value`: text as it stands, a number, or flow YAML in brackets."""
     text = text.strip()
     if text[:1] not in ("[", "{", '"', "'"):
@@ -62,7 +63,7 @@ def parse_scalar(text: str) -> Any:
     return value
 
 
-def plain_scalar(text: str) -> Any:
+def plain_scalar(text: str) -> object:
     """What an unquoted scalar means; a `ConfigError` where readers would disagree."""
     if text in _WORDS:
         return _WORDS[text]
@@ -84,14 +85,14 @@ def plain_scalar(text: str) -> Any:
     return text
 
 
-def dump_yaml(plain: dict[str, Any]) -> str:
+def dump_yaml(plain: dict[str, object]) -> str:
     """Plain data as YAML that `parse_yaml` reads back equal; the order of keys is kept."""
     return yaml.dump(
         plain, Dumper=_Dumper, sort_keys=False, width=math.inf, default_flow_style=False
     )
 
 
-def dump_flow(value: Any) -> str:
+def dump_flow(value: object) -> str:
     """One value on one line, as flow YAML."""
     # Inside a list, because a lone scalar is followed by a document end marker.
     text: str = yaml.dump([value], Dumper=_Dumper, width=math.inf, default_flow_style=True)
@@ -145,7 +146,7 @@ class _Builder:
                 value = self._value(next(self.events), (), 1)
         return value
 
-    def _value(self, event: Any, path: KeyPath, depth: int) -> Any:
+    def _value(self, event: _NodeStart, path: KeyPath, depth: int) -> object:
         if depth > MAX_DEPTH:
             raise self._error(_line(event), f"nested more than {MAX_DEPTH} levels deep")
         if isinstance(event, yaml.AliasEvent):
@@ -160,8 +161,8 @@ class _Builder:
             return self._sequence(path, depth)
         return self._mapping(path, depth)
 
-    def _scalar(self, event: Any) -> Any:
-        text: str = event.value
+    def _scalar(self, event: yaml.ScalarEvent) -> object:
+        text = event.value
         if any(char == "\0" or "\ud800" <= char <= "\udfff" for char in text):
             return self._refuse(event, "a NUL or half a surrogate pair is not allowed in text")
         if not event.implicit[0]:
@@ -171,16 +172,16 @@ class _Builder:
         except ConfigError as error:
             return self._refuse(event, str(error))
 
-    def _sequence(self, path: KeyPath, depth: int) -> list[Any]:
-        items: list[Any] = []
+    def _sequence(self, path: KeyPath, depth: int) -> list[object]:
+        items: list[object] = []
         while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
             here = (*path, len(items))
             self.lines[here] = _line(event)
             items.append(self._value(event, here, depth + 1))
         return items
 
-    def _mapping(self, path: KeyPath, depth: int) -> dict[str, Any]:
-        entries: dict[str, Any] = {}
+    def _mapping(self, path: KeyPath, depth: int) -> dict[str, object]:
+        entries: dict[str, object] = {}
         while not isinstance(event := next(self.events), yaml.MappingEndEvent):
             key = self._key(event, path, depth)
             here = (*path, key)
@@ -192,10 +193,10 @@ class _Builder:
             entries.setdefault(key, self._value(next(self.events), here, depth + 1))
         return entries
 
-    def _key(self, event: Any, path: KeyPath, depth: int) -> str:
+    def _key(self, event: _NodeStart, path: KeyPath, depth: int) -> str:
         known = len(self.mistakes)
         key = self._value(event, path, depth + 1)
-        if key == "<<" and event.implicit[0]:
+        if key == "<<" and isinstance(event, yaml.ScalarEvent) and event.implicit[0]:
             self._refuse(event, "the merge key << is not allowed; write the keys out")
         elif not isinstance(key, str) and len(self.mistakes) == known:
             self._refuse(
@@ -203,7 +204,7 @@ class _Builder:
             )
         return key if isinstance(key, str) else f"line {_line(event)}"
 
-    def _refuse(self, event: Any, message: str) -> Any:
+    def _refuse(self, event: yaml.Event, message: str) -> object:
         """Note the mistake; None stands in for the value, so that reading goes on."""
         self.mistakes.append((_line(event), message))
         return None
@@ -218,7 +219,7 @@ class _Builder:
 class _Dumper(yaml.SafeDumper):
     """PyYAML's dumper, without anchors and with quotes around all that `plain_scalar` takes."""
 
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data: object) -> bool:
         """Write every value out in full."""
         del data
         return True

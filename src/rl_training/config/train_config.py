@@ -122,7 +122,7 @@ class TrainConfig(ConfigModel):
         default_factory=dict, description="the algorithm's hyper-parameters, see below"
     )
 
-    def __init__(self, /, **values: Any) -> None:
+    def __init__(self, /, **values: object) -> None:
         values, mistakes = lift_keys(values)
         try:
             super().__init__(**values)
@@ -131,7 +131,7 @@ class TrainConfig(ConfigModel):
         if mistakes:
             raise list_mistakes(mistakes, config_paths(OffPolicyHyperParameters))
 
-    def with_changes(self, **changes: Any) -> TrainConfig:
+    def with_changes(self, **changes: object) -> TrainConfig:
         """A copy with the given fields replaced; a lifted key changes one of `algo_kwargs`."""
         lifted = {key: changes.pop(key) for key in LIFTED_KEYS if key in changes}
         values = {name: getattr(self, name) for name in self.model_fields_set} | changes

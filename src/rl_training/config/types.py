@@ -42,7 +42,7 @@ def _check_memory(text: str | None) -> str | None:
     return text
 
 
-def _check_import_path(value: Any) -> Any:
+def _check_import_path(value: object) -> object:
     # A saved run may hold a marker in place of a callable; building the network then refuses it.
     if isinstance(value, str) and not is_placeholder(value):
         check(
@@ -52,7 +52,7 @@ def _check_import_path(value: Any) -> Any:
     return value
 
 
-def _check_env_source(value: Any) -> Any:
+def _check_env_source(value: object) -> object:
     if isinstance(value, str):
         valid = value.isprintable() and value == value.strip() and 0 < len(value) <= 500
     else:
@@ -70,7 +70,7 @@ def _check_named(value: str | dict[str, dict[str, Any]]) -> str | dict[str, dict
     return value
 
 
-def _path_text(value: Any) -> Any:
+def _path_text(value: object) -> object:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
