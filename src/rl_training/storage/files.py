@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from rl_training.errors import SaveError, UsageError
 
@@ -53,7 +53,7 @@ def write_json(path: Path, obj: object) -> None:
     write_atomic(path, json.dumps(jsonable(obj), indent=2, allow_nan=False) + "\n")
 
 
-def jsonable(value: Any) -> Any:
+def jsonable(value: object) -> object:
     """`value` in plain JSON types: NaN and infinities are null, NumPy and 0-d values numbers."""
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
@@ -93,7 +93,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _no_constant(name: str) -> Any:
+def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not standard JSON")
 
 

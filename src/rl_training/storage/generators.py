@@ -28,35 +28,36 @@ def generator_state(generator: AnyGenerator) -> dict[str, Any]:
     return dict(generator.bit_generator.state)
 
 
-def set_generator_state(generator: AnyGenerator, state: Any) -> None:
+def set_generator_state(generator: AnyGenerator, state: object) -> None:
     """Put the generator into a state of `generator_state`; CheckpointError if it does not fit."""
-    _check_like(generator_state(generator), state, "")
+    checked = _checked_like(generator_state(generator), state)
     try:
         if isinstance(generator, random.Random):
-            words = tuple(state["words"].tolist())
-            generator.setstate((state["version"], words, state["gauss"]))
+            words = tuple(checked["words"].tolist())
+            generator.setstate((checked["version"], words, checked["gauss"]))
         elif isinstance(generator, np.random.RandomState):
-            generator.set_state(state)
+            generator.set_state(checked)
         else:
-            generator.bit_generator.state = state
+            generator.bit_generator.state = checked
     except (ValueError, TypeError, OverflowError) as error:
         raise CheckpointError(f"the state of a random generator is malformed: {error}") from error
 
 
-def _check_like(expected: Any, found: Any, name: str) -> None:
-    if isinstance(expected, dict):
-        if not isinstance(found, dict) or expected.keys() != found.keys():
-            raise _malformed(name, f"the keys {', '.join(expected)}", found)
-        for key, inner in expected.items():
-            _check_like(inner, found[key], key)
-    elif not _is_like(expected, found, name):
-        raise _malformed(name, f"a value like {str(expected)[:40]}", found)
+def _checked_like(expected: dict[str, Any], found: object, name: str = "") -> dict[str, Any]:
+    if not isinstance(found, dict) or expected.keys() != found.keys():
+        raise _malformed(name, f"the keys {', '.join(expected)}", found)
+    for key, inner in expected.items():
+        if isinstance(inner, dict):
+            _checked_like(inner, found[key], key)
+        elif not _is_like(inner, found[key], key):
+            raise _malformed(key, f"a value like {str(inner)[:40]}", found[key])
+    return found
 
 
-def _is_like(expected: Any, found: Any, name: str) -> bool:
+def _is_like(expected: object, found: object, name: str) -> bool:
     if isinstance(expected, np.ndarray):
-        same = isinstance(found, np.ndarray) and found.dtype == expected.dtype
-        return same and found.shape == expected.shape
+        kind = expected.dtype, expected.shape
+        return isinstance(found, np.ndarray) and (found.dtype, found.shape) == kind
     if isinstance(expected, str):
         return bool(found == expected)
     if name == "gauss":  # Python's generator has None until it keeps one for the next call
@@ -64,7 +65,7 @@ def _is_like(expected: Any, found: Any, name: str) -> bool:
     return isinstance(found, int) and 0 <= found <= _LAST_POSITION.get(name, 2**128 - 1)
 
 
-def _malformed(name: str, expected: str, found: Any) -> CheckpointError:
+def _malformed(name: str, expected: str, found: object) -> CheckpointError:
     return CheckpointError(
         f"the state of a random generator is malformed: expected {expected}"
         f"{f' for {name}' if name else ''}, found {str(found)[:80]}"

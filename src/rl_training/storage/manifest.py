@@ -128,7 +128,7 @@ def _manifest(body: dict[str, Any]) -> Manifest:
     return Manifest(body["kind"], body["env_steps"], body["info"], files)
 
 
-def _entry(name: str, fields: Any) -> FileEntry:
+def _entry(name: str, fields: object) -> FileEntry:
     part, dot, _ = name.partition(".")
     if not dot or not _PART.fullmatch(part) or part == "manifest":
         raise ValueError(f"the file name {name[:80]!r} is not allowed")

@@ -371,7 +371,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def _number(value: Any, kind: type[N]) -> N | None:
+def _number(value: object, kind: type[N]) -> N | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return kind(value)

@@ -62,7 +62,7 @@ class Stateful:
     state_fields: ClassVar[tuple[str, ...]] = ()
     _state_attributes: ClassVar[dict[str, str]] = {}  # by key, the fields of the bases first
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         declared = [vars(base).get("state_fields", ()) for base in reversed(cls.__mro__)]
         if not all(isinstance(fields, tuple) for fields in declared):
@@ -79,7 +79,7 @@ class Stateful:
 
     def load_state_dict(self, state: State) -> None:
         """Write a saved state into the declared fields."""
-        _check_keys(self._state_attributes, state, "")
+        _with_keys(self._state_attributes, state, "")
         for key, name in self._state_attributes.items():
             before = getattr(self, name)
             value = _load(before, state[key], key)
@@ -100,7 +100,7 @@ def _path(owner: object, name: str) -> str:
 
 
 @singledispatch
-def _save(value: Any, path: str) -> Any:
+def _save(value: object, path: str) -> object:
     if isinstance(value, Part):
         return dict(value.state_dict())
     if value is None or _kind(value) is not None:
@@ -113,40 +113,40 @@ def _save(value: Any, path: str) -> Any:
 
 
 @_save.register
-def _(value: np.ndarray, path: str) -> Any:  # noqa: ARG001 - one signature for all kinds
+def _(value: np.ndarray, path: str) -> object:  # noqa: ARG001 - one signature for all kinds
     return value
 
 
 @_save.register
-def _(value: Tensor, path: str) -> Any:  # noqa: ARG001
+def _(value: Tensor, path: str) -> object:  # noqa: ARG001
     return value.detach()
 
 
 @_save.register
-def _(value: np.random.Generator, path: str) -> Any:  # noqa: ARG001
+def _(value: np.random.Generator, path: str) -> object:  # noqa: ARG001
     return generator_state(value)
 
 
-@_save.register
-def _(value: dict, path: str) -> Any:  # type: ignore[type-arg]  # singledispatch wants a class
+@_save.register(dict)
+def _(value: dict[str, Any], path: str) -> object:
     return {key: _save(item, f"{path}[{key!r}]") for key, item in value.items()}
 
 
 @_save.register(list)
 @_save.register(deque)
-def _(value: Iterable[Any], path: str) -> Any:
+def _(value: Iterable[Any], path: str) -> object:
     return [_save(item, f"{path}[{index}]") for index, item in enumerate(value)]
 
 
-@_save.register
-def _(value: tuple, path: str) -> Any:  # type: ignore[type-arg]
+@_save.register(tuple)
+def _(value: tuple[Any, ...], path: str) -> object:
     if hasattr(value, "_asdict"):
         return _save(value._asdict(), path)
     return tuple(_save(item, f"{path}[{index}]") for index, item in enumerate(value))
 
 
 @singledispatch
-def _load(live: Any, saved: Any, path: str) -> Any:
+def _load(live: object, saved: Any, path: str) -> object:
     """The value that the field gets: `live` itself, written to, wherever it can be."""
     if isinstance(live, Part):
         _load_part(live, saved, path)
@@ -160,9 +160,9 @@ def _load(live: Any, saved: Any, path: str) -> Any:
 
 
 @_load.register
-def _(live: np.ndarray, saved: Any, path: str) -> np.ndarray:
-    fits = isinstance(saved, np.ndarray) and saved.dtype == live.dtype
-    if not fits or saved.shape != live.shape:
+def _(live: np.ndarray, saved: object, path: str) -> np.ndarray:
+    kind = live.dtype, live.shape
+    if not isinstance(saved, np.ndarray) or (saved.dtype, saved.shape) != kind:
         _refuse(path, _describe(live), saved)
     if not live.flags.writeable:
         return np.array(saved)
@@ -171,16 +171,16 @@ def _(live: np.ndarray, saved: Any, path: str) -> np.ndarray:
 
 
 @_load.register
-def _(live: Tensor, saved: Any, path: str) -> Tensor:
-    fits = isinstance(saved, Tensor) and saved.dtype == live.dtype
-    if not fits or saved.shape != live.shape:
+def _(live: Tensor, saved: object, path: str) -> Tensor:
+    kind = live.dtype, live.shape
+    if not isinstance(saved, Tensor) or (saved.dtype, saved.shape) != kind:
         _refuse(path, _describe(live), saved)
     with torch.no_grad():
         return live.copy_(saved)
 
 
 @_load.register
-def _(live: np.random.Generator, saved: Any, path: str) -> np.random.Generator:
+def _(live: np.random.Generator, saved: object, path: str) -> np.random.Generator:
     try:
         set_generator_state(live, saved)
     except CheckpointError as error:
@@ -188,8 +188,8 @@ def _(live: np.random.Generator, saved: Any, path: str) -> np.random.Generator:
     return live
 
 
-@_load.register
-def _(live: dict, saved: Any, path: str) -> Any:  # type: ignore[type-arg]
+@_load.register(dict)
+def _(live: dict[str, Any], saved: object, path: str) -> object:
     if not isinstance(saved, dict):
         _refuse(path, "a dict", saved)
     if _is_plain(live):
@@ -197,20 +197,20 @@ def _(live: dict, saved: Any, path: str) -> Any:  # type: ignore[type-arg]
         live.clear()
         live.update(items)
         return live
-    _check_keys(live, saved, path)
+    _with_keys(live, saved, path)
     for key, item in live.items():
         live[key] = _load(item, saved[key], f"{path}.{key}")
     return live
 
 
-@_load.register
-def _(live: list, saved: Any, path: str) -> Any:  # type: ignore[type-arg]
+@_load.register(list)
+def _(live: list[Any], saved: object, path: str) -> object:
     live[:] = _items(live, saved, path)
     return live
 
 
-@_load.register
-def _(live: deque, saved: Any, path: str) -> Any:  # type: ignore[type-arg]
+@_load.register(deque)
+def _(live: deque[Any], saved: object, path: str) -> object:
     items = _items(live, saved, path)
     if live.maxlen is not None and len(items) > live.maxlen:
         _refuse(path, f"at most {live.maxlen} items", saved)
@@ -219,18 +219,18 @@ def _(live: deque, saved: Any, path: str) -> Any:  # type: ignore[type-arg]
     return live
 
 
-@_load.register
-def _(live: tuple, saved: Any, path: str) -> Any:  # type: ignore[type-arg]
+@_load.register(tuple)
+def _(live: tuple[Any, ...], saved: object, path: str) -> object:
     if not hasattr(live, "_asdict"):
         return tuple(_items(live, saved, path, kind=tuple))
     fields = live._asdict()
-    _check_keys(fields, saved, path)
-    items = {name: _load(item, saved[name], f"{path}.{name}") for name, item in fields.items()}
+    new = _with_keys(fields, saved, path)
+    items = {name: _load(item, new[name], f"{path}.{name}") for name, item in fields.items()}
     return type(live)(**items)
 
 
 def _items(
-    live: Iterable[Any], saved: Any, path: str, kind: type[list[Any] | tuple[Any, ...]] = list
+    live: Iterable[Any], saved: object, path: str, kind: type[list[Any] | tuple[Any, ...]] = list
 ) -> list[Any]:
     before = list(live)
     if not isinstance(saved, kind):
@@ -243,7 +243,7 @@ def _items(
     return [_load(item, new, f"{path}[{index}]") for index, (item, new) in pairs]
 
 
-def _load_part(part: Part, saved: Any, path: str) -> None:
+def _load_part(part: Part, saved: object, path: str) -> None:
     if not isinstance(saved, dict):
         _refuse(path, "a dict", saved)
     if isinstance(part, nn.Module):
@@ -260,13 +260,14 @@ def _load_part(part: Part, saved: Any, path: str) -> None:
 
 def _check_tensors(module: nn.Module, saved: State, path: str) -> None:
     current = module.state_dict()
-    _check_keys(current, saved, path)
+    _with_keys(current, saved, path)
     for name, tensor in current.items():
         if isinstance(tensor, Tensor) and _describe(tensor) != _describe(saved[name]):
             _refuse(f"{path}.{name}", _describe(tensor), saved[name])
 
 
-def _check_keys(expected: Iterable[str], saved: Any, path: str) -> None:
+def _with_keys(expected: Iterable[str], saved: object, path: str) -> State:
+    """`saved`, which must be a dict of exactly the expected keys."""
     names = list(expected)
     if not isinstance(saved, dict):
         _refuse(path, f"a dict of {', '.join(names)}", saved)
@@ -278,9 +279,10 @@ def _check_keys(expected: Iterable[str], saved: Any, path: str) -> None:
             path,
             f"{', '.join(wrong[:5])}: the state was saved by another version or configuration",
         )
+    return saved
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     if isinstance(value, dict):
         return all(map(_is_plain, value.values()))
     if isinstance(value, list | tuple):
@@ -288,7 +290,7 @@ def _is_plain(value: Any) -> bool:
     return value is None or _kind(value) is not None
 
 
-def _plain_copy(saved: Any, path: str) -> Any:
+def _plain_copy(saved: object, path: str) -> Any:
     if isinstance(saved, dict):
         return {key: _plain_copy(item, f"{path}.{key}") for key, item in saved.items()}
     if isinstance(saved, list | tuple):
@@ -299,7 +301,7 @@ def _plain_copy(saved: Any, path: str) -> Any:
     return saved
 
 
-def _kind(value: Any) -> str | None:
+def _kind(value: object) -> str | None:
     """The kind of a number or text, a NumPy scalar's too; None for anything else."""
     for name, types in _KINDS.items():
         if isinstance(value, types):
@@ -316,7 +318,7 @@ _KINDS = {  # bool before int, of which it is a subclass
 }
 
 
-def _describe(value: Any) -> str:
+def _describe(value: object) -> str:
     if isinstance(value, np.ndarray):
         return f"an array {value.dtype}{list(value.shape)}"
     if isinstance(value, Tensor):
@@ -326,5 +328,5 @@ def _describe(value: Any) -> str:
     return f"{type(value).__name__} {str(value)[:40]!r}"
 
 
-def _refuse(path: str, expected: str, found: Any) -> NoReturn:
+def _refuse(path: str, expected: str, found: object) -> NoReturn:
     raise _Mismatch(path, f"expected {expected}, found {_describe(found)}")

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from io import BufferedReader
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -51,7 +51,7 @@ def file_chunks(tensors: Mapping[str, Tensor]) -> Iterator[Bytes]:
     """The file's bytes, in order; tensors are contiguous, on the CPU and of a storable dtype."""
     # Wide dtypes first, as the library does, so that every tensor is aligned in the file.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header: dict[str, Any] = {}
+    header: dict[str, object] = {}
     offset = 0
     for name in names:
         tensor = tensors[name]
@@ -101,7 +101,7 @@ def read_tensors(file: BufferedReader, size: int) -> dict[str, Tensor]:
     return {entry.name: _read(file, entry) for entry in entries}
 
 
-def _entry(name: str, fields: Any) -> _Entry:
+def _entry(name: str, fields: object) -> _Entry:
     if not isinstance(fields, dict) or set(fields) != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"tensor {name!r} needs exactly dtype, shape and data_offsets")
     dtype = DTYPES.get(fields["dtype"]) if isinstance(fields["dtype"], str) else None
@@ -117,7 +117,7 @@ def _entry(name: str, fields: Any) -> _Entry:
     return _Entry(name, dtype, shape, begin, end)
 
 
-def checked_shape(value: Any) -> list[int]:
+def checked_shape(value: object) -> list[int]:
     """`value` if it is a shape that can exist, else ValueError."""
     if not _natural_numbers(value) or len(value) > 32:
         raise ValueError("a shape is not a list of at most 32 natural numbers")
@@ -127,7 +127,7 @@ def checked_shape(value: Any) -> list[int]:
     return list(value)
 
 
-def _natural_numbers(value: Any) -> bool:
+def _natural_numbers(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
 
 

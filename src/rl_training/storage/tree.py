@@ -48,7 +48,7 @@ StateTree: TypeAlias = Any
 Node: TypeAlias = Any
 Leaf: TypeAlias = np.ndarray | Tensor
 
-MISSING: Any = object()
+MISSING = object()
 """Stands for a value that is not there."""
 
 MAX_DEPTH = 64
@@ -144,7 +144,7 @@ class Encoder:
             random.Random: lambda v, path: {"random": self._state(v, path)},
         }
 
-    def encode(self, value: Any, path: str = "") -> Node:
+    def encode(self, value: object, path: str = "") -> Node:
         """The value as a node."""
         self._depth += 1
         if self._depth > MAX_DEPTH + 1:
@@ -155,11 +155,11 @@ class Encoder:
         self._depth -= 1
         return node
 
-    def items(self, values: Iterable[Any], path: str) -> list[Node]:
+    def items(self, values: Iterable[object], path: str) -> list[Node]:
         """The nodes of the values, one after the other."""
         return [self.encode(value, self.inner(path, i)) for i, value in enumerate(values)]
 
-    def inner(self, path: str, key: Any) -> str:
+    def inner(self, path: str, key: object) -> str:
         """The path of an item, as in JSON pointers: {"a/b": x} and {"a": {"b": x}} differ."""
         return f"{path}/{str(key).replace('~', '~0').replace('/', '~1')}"
 
@@ -179,7 +179,7 @@ class Encoder:
             "Convert it in the state_dict or get_state that returned it."
         )
 
-    def _derived(self, value: Any, path: str) -> Node:
+    def _derived(self, value: object, path: str) -> Node:
         """A value of a class that is not exactly one of the known ones."""
         if isinstance(value, Encoded):
             return {"encoded": value.node, "arrays": self.encode(value.arrays, path)}
@@ -217,11 +217,11 @@ class Encoder:
             node["factory"] = self._factory(value.default_factory, path)
         return node
 
-    def _pair(self, path: str, key: Any, value: Any) -> list[Node]:
+    def _pair(self, path: str, key: object, value: object) -> list[Node]:
         inner = self.inner(path, repr(key)[:40])
         return [self.encode(key, f"{inner} as key"), self.encode(value, inner)]
 
-    def _factory(self, factory: Any, path: str) -> str | None:
+    def _factory(self, factory: object, path: str) -> str | None:
         name = None if factory is None else getattr(factory, "__name__", "")
         if name is not None and _FACTORIES.get(name) is not factory:
             self.refuse(path, f"a defaultdict with the factory {factory!r}")
@@ -325,13 +325,13 @@ class Decoder:
             "encoded": {"arrays"},
         }
 
-    def decode(self, node: Node, old: Any = MISSING, path: str = "") -> Any:
+    def decode(self, node: Node, old: object = MISSING, path: str = "") -> Any:
         """The value of the node, using the live object `old` where it fits."""
         self._depth += 1
         if self._depth > MAX_DEPTH + 1:
             raise ValueError(f"more than {MAX_DEPTH} levels of nesting")
         if isinstance(node, list):
-            value: Any = tuple(self.items(node, old if isinstance(old, tuple) else (), path))
+            value: object = tuple(self.items(node, old if isinstance(old, tuple) else (), path))
         elif isinstance(node, dict):
             value = self._tagged(node, old, path)
         else:
@@ -339,21 +339,22 @@ class Decoder:
         self._depth -= 1
         return value
 
-    def items(self, nodes: Node, old: Iterable[Any], path: str) -> list[Any]:
+    def items(self, nodes: Node, old: Iterable[object], path: str) -> list[Any]:
         """The values of the nodes in a list, in place of those in `old` as far as there are any."""
         before = list(old)[: len(_list(nodes))]
         before += [MISSING] * (len(nodes) - len(before))
         pairs = enumerate(zip(nodes, before, strict=True))
         return [self.decode(node, was, f"{path}[{index}]") for index, (node, was) in pairs]
 
-    def take(self, key: Any) -> Leaf:
+    def take(self, key: object) -> Leaf:
         """The array or tensor of that name."""
-        if _text(key) in self.used or key not in self._arrays:
-            raise ValueError(f"array {key!r} is missing or named twice")
-        self.used.add(key)
-        return self._arrays[key]
+        name = _text(key)
+        if name in self.used or name not in self._arrays:
+            raise ValueError(f"array {name!r} is missing or named twice")
+        self.used.add(name)
+        return self._arrays[name]
 
-    def _tagged(self, node: dict[str, Node], old: Any, path: str) -> Any:
+    def _tagged(self, node: dict[str, Node], old: object, path: str) -> object:
         kind = next(iter(node), "")
         surplus = set(node) - {kind} - self.optional.get(kind, set())
         if surplus or (kind not in self.direct and kind not in self.make):
@@ -362,7 +363,7 @@ class Decoder:
             return self.direct[kind](node, old, path)
         return self.build(kind, node, old, path)
 
-    def build(self, kind: str, node: dict[str, Node], old: Any, path: str) -> Any:
+    def build(self, kind: str, node: dict[str, Node], old: object, path: str) -> object:
         """A value that is made first, or is `old`, and filled second."""
         target = self.make[kind](node, old)
         if kind in self.fill:
@@ -393,17 +394,18 @@ class Decoder:
         for key, item in pairs:  # not update, with which a Counter would add up
             target[key] = item
 
-    def _make_array(self, node: dict[str, Node], old: Any) -> np.ndarray:
+    def _make_array(self, node: dict[str, Node], old: object) -> np.ndarray:
         saved = self._array(node)
         if node.get("order", "C") not in ("C", "F"):
             raise ValueError("an array has an unknown memory order")
         if node.get("order") == "F":
             saved = saved.T
-        writeable = type(old) is np.ndarray and old.flags.writeable
-        if writeable and old.shape == saved.shape and old.dtype == saved.dtype:
-            old[...] = saved
-            return old  # type: ignore[no-any-return]  # its type was just tested
-        return saved
+        if type(old) is not np.ndarray or not old.flags.writeable:
+            return saved
+        if old.shape != saved.shape or old.dtype != saved.dtype:
+            return saved
+        old[...] = saved
+        return old
 
     def _array(self, node: dict[str, Node]) -> np.ndarray:
         leaf = self.take(node["array"])
@@ -426,47 +428,49 @@ class Decoder:
             raise ValueError("the dtype or shape of a tensor does not match its bytes")
         return data.view(dtype).reshape(shape)
 
-    def _encoded(self, node: dict[str, Node], _: Any, path: str) -> Encoded:
+    def _encoded(self, node: dict[str, Node], _: object, path: str) -> Encoded:
         arrays = self.decode(node["arrays"], MISSING, path)
         named = isinstance(arrays, dict) and all(type(key) is str for key in arrays)
         if not named or not all(isinstance(array, np.ndarray) for array in arrays.values()):
             raise ValueError("an encoded value without its arrays")
         return Encoded(node["encoded"], arrays)
 
-    def _make_generator(self, node: dict[str, Node], old: Any) -> np.random.Generator:
+    def _make_generator(self, node: dict[str, Node], old: object) -> np.random.Generator:
         state = self.decode(node["generator"])
         name = state["bit_generator"] if isinstance(state, dict) else None
         if name not in _BIT_GENERATORS:
             raise ValueError(f"there is no bit generator {str(name)[:20]!r}")
-        fits = type(old) is np.random.Generator and type(old.bit_generator).__name__ == name
-        if "seed" in node or not fits:
+        target = old if type(old) is np.random.Generator and "seed" not in node else None
+        if target is None or type(target.bit_generator).__name__ != name:
             seed = _seed_sequence(self.decode(node["seed"])) if "seed" in node else 0
-            old = np.random.Generator(getattr(np.random, name)(seed))
-        set_generator_state(old, state)
-        return old  # type: ignore[no-any-return]  # it was tested or made above
+            target = np.random.Generator(getattr(np.random, name)(seed))
+        set_generator_state(target, state)
+        return target
 
-    def _make_random_state(self, node: dict[str, Node], old: Any) -> np.random.RandomState:
+    def _make_random_state(self, node: dict[str, Node], old: object) -> np.random.RandomState:
         target = old if isinstance(old, np.random.RandomState) else np.random.RandomState(0)
         set_generator_state(target, self.decode(node["random_state"]))
         return target
 
-    def _make_random(self, node: dict[str, Node], old: Any) -> random.Random:
+    def _make_random(self, node: dict[str, Node], old: object) -> random.Random:
         target = old if type(old) is random.Random else random.Random(0)
         set_generator_state(target, self.decode(node["random"]))
         return target
 
 
-def _make_deque(node: dict[str, Node], old: Any) -> deque[Any]:
-    fits = type(old) is deque and old.maxlen == node["maxlen"]
-    return old if fits else deque(maxlen=node["maxlen"])
+def _make_deque(node: dict[str, Node], old: object) -> deque[Any]:
+    if type(old) is deque and old.maxlen == node["maxlen"]:
+        return old
+    return deque(maxlen=node["maxlen"])
 
 
-def _make_dict(node: dict[str, Node], old: Any) -> dict[Any, Any]:
+def _make_dict(node: dict[str, Node], old: object) -> dict[Any, Any]:
     name = node.get("class")
     if name == "defaultdict":
         factory = None if node["factory"] is None else _FACTORIES[node["factory"]]
-        fits = type(old) is defaultdict and old.default_factory is factory
-        return old if fits else defaultdict(factory)
+        if type(old) is defaultdict and old.default_factory is factory:
+            return old
+        return defaultdict(factory)
     empty: dict[Any, Any] = {} if name is None else _DICTS[name]()
     return old if type(old) is type(empty) else empty
 
@@ -479,25 +483,25 @@ def _pairs(node: dict[str, Node]) -> Iterable[tuple[Node, Node]]:
     return node["dict"].items()
 
 
-def _seed_sequence(state: Any) -> np.random.SeedSequence:
+def _seed_sequence(state: dict[str, Any]) -> np.random.SeedSequence:
     if not 0 < state["pool_size"] <= _MAX_SEED_POOL:
         raise ValueError("a seed sequence with a pool of that size cannot have been saved")
     return np.random.SeedSequence(**state)
 
 
-def _list(value: Any) -> list[Any]:
+def _list(value: object) -> list[Any]:
     if not isinstance(value, list):
         raise ValueError(f"expected a list, found {type(value).__name__}")
     return value
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError(f"expected text, found {type(value).__name__}")
     return value
 
 
-def _unhex(value: Any) -> bytes:
+def _unhex(value: object) -> bytes:
     return bytes.fromhex(_text(value))
 
 
