@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import ArrayLike, DTypeLike
 
 UNBOUNDED = 1e30
 """A bound this far away, such as the largest float32, is none."""
@@ -60,7 +61,9 @@ def action_codec(space: spaces.Space[Any]) -> ActionCodec:
 class ChoiceCodec:
     """Choices counted from zero, shifted to where the environment starts counting."""
 
-    def __init__(self, kind: str, sizes: dict[str, Any], start: Any, dtype: Any) -> None:
+    def __init__(
+        self, kind: str, sizes: dict[str, Any], start: ArrayLike, dtype: DTypeLike
+    ) -> None:
         self.sizes = {"action_kind": kind, **sizes}
         self._start = np.asarray(start, dtype)
         self._shifts = bool(self._start.any())

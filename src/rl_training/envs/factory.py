@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any, TypeAlias, TypeVar
 
 import gymnasium as gym
@@ -162,7 +162,7 @@ def _build(source: str | Callable[..., Env], kwargs: dict[str, Any]) -> object:
     return _call(import_object(source), source, kwargs)
 
 
-def _registering_module(name: str) -> Any:
+def _registering_module(name: str) -> ModuleType:
     """Import a module that registers environments."""
     try:
         return import_module(name)
@@ -258,7 +258,7 @@ def _render_without_a_screen() -> None:
                 importlib.reload(sys.modules["dm_control._render"])
 
 
-def _call(make: Any, name: str, kwargs: dict[str, Any]) -> object:
+def _call(make: object, name: str, kwargs: dict[str, Any]) -> object:
     if not callable(make):
         raise ConfigError(
             f"env_id: {name} is a {type(make).__name__}; expected a class or function"

@@ -23,13 +23,13 @@ class ObservationCodec(Protocol):
     """Of one encoded observation."""
     dtype: str
 
-    def encode(self, obs: Any) -> np.ndarray:
+    def encode(self, obs: object) -> np.ndarray:
         """A batch as a fresh (batch, *shape) array."""
 
-    def batched(self, obs: Any) -> Any:
+    def batched(self, obs: object) -> object:
         """One observation as a batch of one."""
 
-    def is_batch(self, obs: Any) -> bool:
+    def is_batch(self, obs: object) -> bool:
         """Whether a user's observation is a batch; UsageError if it is neither that nor single."""
 
 
@@ -81,16 +81,16 @@ class BoxCodec:
         self._given = shape
         self.shape: tuple[int, ...] = (math.prod(shape),)
 
-    def encode(self, obs: Any) -> np.ndarray:
+    def encode(self, obs: object) -> np.ndarray:
         """Rows of float32; always a copy, for environments that reuse their arrays."""
         array = np.array(obs, dtype=np.float32)
         return array.reshape(len(array), *self.shape)
 
-    def batched(self, obs: Any) -> Any:
+    def batched(self, obs: object) -> object:
         """A list of one."""
         return [obs]
 
-    def is_batch(self, obs: Any) -> bool:
+    def is_batch(self, obs: object) -> bool:
         """By its shape."""
         return _is_batch(_numbers(obs), self._given)
 
@@ -104,11 +104,11 @@ class ImageCodec(BoxCodec):
         super().__init__(shape)
         self.shape = shape
 
-    def encode(self, obs: Any) -> np.ndarray:
+    def encode(self, obs: object) -> np.ndarray:
         """A copy, for environments that reuse their arrays."""
         return np.array(obs, dtype=np.uint8)
 
-    def is_batch(self, obs: Any) -> bool:
+    def is_batch(self, obs: object) -> bool:
         """By its shape; numbers that are no bytes are refused."""
         numbers = _numbers(obs)
         if numbers.dtype != np.uint8 and not np.array_equal(numbers, numbers.astype(np.uint8)):
@@ -129,7 +129,7 @@ class OneHotCodec:
         self.shape: tuple[int, ...] = (n,)
         self.start = start
 
-    def encode(self, obs: Any) -> np.ndarray:
+    def encode(self, obs: object) -> np.ndarray:
         """A row of zeros and a one per choice."""
         choice = np.asarray(obs, dtype=np.int64) - self.start
         if ((choice < 0) | (choice >= self.shape[0])).any():  # a negative index would be taken
@@ -138,11 +138,11 @@ class OneHotCodec:
         rows[np.arange(len(choice)), choice] = 1.0
         return rows
 
-    def batched(self, obs: Any) -> Any:
+    def batched(self, obs: object) -> object:
         """A list of one."""
         return [obs]
 
-    def is_batch(self, obs: Any) -> bool:
+    def is_batch(self, obs: object) -> bool:
         """By its shape; a number that is no choice is refused."""
         numbers = _numbers(obs)
         whole = numbers == np.floor(numbers)
@@ -151,7 +151,7 @@ class OneHotCodec:
             raise UsageError(self._no_choice(obs))
         return _is_batch(numbers, ())
 
-    def _no_choice(self, obs: Any) -> str:
+    def _no_choice(self, obs: object) -> str:
         last = self.start + self.shape[0] - 1
         return f"observation: expected integers from {self.start} to {last}, found {str(obs)[:80]}"
 
@@ -169,11 +169,11 @@ class DictCodec:
         """One row per environment."""
         return np.concatenate([part.encode(obs[key]) for key, part in self.parts.items()], 1)
 
-    def batched(self, obs: Any) -> Any:
+    def batched(self, obs: Any) -> object:
         """Each entry as a batch of one."""
         return {key: part.batched(obs[key]) for key, part in self.parts.items()}
 
-    def is_batch(self, obs: Any) -> bool:
+    def is_batch(self, obs: object) -> bool:
         """All entries must agree."""
         if not isinstance(obs, dict) or obs.keys() != self.parts.keys():
             found = list(obs) if isinstance(obs, dict) else type(obs).__name__
@@ -187,7 +187,7 @@ class DictCodec:
         return all(batched)
 
 
-def _numbers(obs: Any) -> np.ndarray:
+def _numbers(obs: object) -> np.ndarray:
     """An observation as numbers that float32 can hold."""
     try:
         array = np.asarray(obs)

@@ -48,16 +48,16 @@ class SpaceAdapter:
             **self._action_codec.sizes,
         )
 
-    def encode(self, obs: Any) -> np.ndarray:
+    def encode(self, obs: object) -> np.ndarray:
         """A batch of raw observations as a fresh (batch, *obs_shape) array."""
         return self._obs_codec.encode(obs)
 
-    def encode_one(self, obs: Any) -> np.ndarray:
+    def encode_one(self, obs: object) -> np.ndarray:
         """One raw observation as an array of the shape `obs_shape`."""
         row: np.ndarray = self._obs_codec.encode(self._obs_codec.batched(obs))[0]
         return row
 
-    def encode_any(self, obs: Any) -> tuple[np.ndarray, bool]:
+    def encode_any(self, obs: object) -> tuple[np.ndarray, bool]:
         """One observation or a batch from a user, checked; and whether it was a single one."""
         single = not self._obs_codec.is_batch(obs)
         return self.encode(self._obs_codec.batched(obs) if single else obs), single

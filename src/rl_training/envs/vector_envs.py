@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -19,13 +20,13 @@ class QuickSyncVectorEnv(SyncVectorEnv[Any, Any]):
     Observations come in an array that the next step overwrites; actions must be an array.
     """
 
-    def __init__(self, env_fns: Any) -> None:
+    def __init__(self, env_fns: Sequence[Callable[[], gym.Env[Any, Any]]]) -> None:
         super().__init__(env_fns, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
         space = self.single_observation_space
         self._in_place = isinstance(space, spaces.Box) and space.dtype.kind == "f"
         self._shape = space.shape
 
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    def step(self, actions: np.ndarray) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step every environment, and reset those whose episode ended."""
         infos: dict[str, Any] = {}
         for i, env in enumerate(self.envs):
@@ -50,7 +51,7 @@ class QuickSyncVectorEnv(SyncVectorEnv[Any, Any]):
         copies = (x.copy() for x in (self._rewards, self._terminations, self._truncations))
         return self._observations, *copies, infos
 
-    def _shaped(self, obs: Any) -> np.ndarray:
+    def _shaped(self, obs: object) -> np.ndarray:
         """A list or number as an array; one of another shape would be spread over the row."""
         array = np.asarray(obs)
         if array.shape != self._shape:
@@ -81,7 +82,7 @@ class OneOfVector(gym.Env[Any, Any]):
         obs, info = self._venv.reset(seed=seed, options=options)
         return obs[0], info
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """What the environment answers; whether an episode's end shows its last observation or the
         next one's first is up to how it resets.
         """

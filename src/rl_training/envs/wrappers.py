@@ -98,13 +98,13 @@ class PreviousActionReward(gym.Wrapper[np.ndarray, Any, np.ndarray, Any]):
         obs, info = self.env.reset(**kwargs)
         return self._joined(obs, self._no_action, 0.0), info
 
-    def step(self, action: Any) -> tuple[np.ndarray, SupportsFloat, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[np.ndarray, SupportsFloat, bool, bool, dict[str, Any]]:
         """The observation with the action taken and its reward."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         taken = np.asarray(flatten(self.env.action_space, action))
         return self._joined(obs, taken, float(reward)), reward, terminated, truncated, info
 
-    def _joined(self, obs: Any, action: np.ndarray, reward: float) -> np.ndarray:
+    def _joined(self, obs: object, action: np.ndarray, reward: float) -> np.ndarray:
         parts = [np.asarray(flatten(self.env.observation_space, obs))]
         if self._action:
             parts.append(action)

@@ -24,7 +24,7 @@ _PYGAME = ("Surface", "Clock", "Font")  # other things of pygame's may say where
 _MUJOCO = ("model", "data", "mujoco_renderer")
 
 
-def layers_of(env: Any) -> list[Any]:
+def layers_of(env: object) -> list[Any]:
     """The wrappers from the outside in, then the environment they wrap."""
     layers = [env]
     while isinstance(env, (gym.Wrapper, VectorWrapper)):
@@ -108,7 +108,7 @@ def _load_layer(
     decoder.attributes(layer, saved["attributes"], path, skipped)
 
 
-def _drawn(layer: Any) -> list[str]:
+def _drawn(layer: object) -> list[str]:
     """Attributes that hold what is drawn on: a drawing follows from the rest of the state."""
     held = vars(layer).items() if hasattr(layer, "__dict__") else ()
     kinds = {name: type(value) for name, value in held}
@@ -129,5 +129,5 @@ def has_state_methods(layer: Any) -> bool:
     return True
 
 
-def _is_mujoco(layer: Any) -> bool:
+def _is_mujoco(layer: object) -> bool:
     return type(layer).__module__.startswith("gymnasium.envs.mujoco.")

@@ -58,7 +58,7 @@ class ObjectEncoder(Encoder):
             (lambda v: isinstance(v, tuple) and hasattr(v, "_fields"), self._named),
         ]
 
-    def encode(self, value: Any, path: str = "") -> Node:
+    def encode(self, value: object, path: str = "") -> Node:
         """The value as a node; an object that was met before is a reference to it."""
         self._values += 1
         if self._values > MAX_VALUES:
@@ -98,7 +98,7 @@ class ObjectEncoder(Encoder):
             node["ref"] = number
         return Encoded(nodes | {"shared": table}, {k: np.array(v) for k, v in self.arrays.items()})
 
-    def inner(self, path: str, key: Any) -> str:
+    def inner(self, path: str, key: object) -> str:
         """The path of an item, as in Python."""
         return f"{path}[{key!r:.40}]"
 
@@ -110,7 +110,7 @@ class ObjectEncoder(Encoder):
         """Raise the error for a value that cannot be encoded."""
         raise SnapshotUnavailable(f"{path} is {found}, which cannot be written as data")
 
-    def _once(self, value: Any, path: str) -> dict[str, Node]:
+    def _once(self, value: object, path: str) -> dict[str, Node]:
         key = id(value)
         if key in self._nodes:
             return {"ref": self._table.setdefault(key, str(len(self._table)))}
@@ -124,7 +124,7 @@ class ObjectEncoder(Encoder):
         self._level -= 1
         return node
 
-    def _unlooped(self, value: Any, path: str) -> Node:
+    def _unlooped(self, value: object, path: str) -> Node:
         if id(value) in self._open or len(self._open) > MAX_TUPLES:
             raise SnapshotUnavailable(f"{path} is a tuple that contains itself, or nested too deep")
         self._open.add(id(value))
@@ -140,7 +140,7 @@ class ObjectEncoder(Encoder):
         member = value.value if isinstance(value, Flag) else value.name
         return {"enum": self._class(type(value), path), "member": member}
 
-    def _named(self, value: Any, path: str) -> dict[str, Node]:
+    def _named(self, value: tuple[object, ...], path: str) -> dict[str, Node]:
         return {"named": self._class(type(value), path), "items": self.encode(tuple(value), path)}
 
     def _space(self, space: Space[Any], path: str) -> dict[str, Node]:
@@ -215,11 +215,11 @@ class ObjectDecoder(Decoder):
             if name not in nodes and hasattr(owner, name):
                 slots[name].__delete__(owner)
 
-    def take(self, key: Any) -> Leaf:
+    def take(self, key: object) -> Leaf:
         """A copy, so that the state can be restored into several objects."""
         return np.array(super().take(key))
 
-    def build(self, kind: str, node: dict[str, Node], old: Any, path: str) -> Any:
+    def build(self, kind: str, node: dict[str, Node], old: object, path: str) -> object:
         """A value in place of `old`, unless another one is there already."""
         number, self._number = self._number, None
         target = self.make[kind](node, MISSING if id(old) in self._taken else old)
@@ -244,7 +244,7 @@ class ObjectDecoder(Decoder):
         target.update(padding, reversed(items))
         target.difference_update(padding)
 
-    def _ref(self, node: dict[str, Node], old: Any, path: str) -> Any:
+    def _ref(self, node: dict[str, Node], old: object, path: str) -> object:
         number = node["ref"]
         if number not in self._restored:
             # An entry of the table begins a new nesting.
@@ -253,7 +253,7 @@ class ObjectDecoder(Decoder):
             self._depth = depth
         return self._restored[number]
 
-    def _const(self, node: dict[str, Node], old: Any, path: str) -> Any:
+    def _const(self, node: dict[str, Node], old: object, path: str) -> object:
         _check_there(old, path)
         found = classes.constant_name(old) if classes.is_constant(old) else ""
         if node["const"] != found:
@@ -261,7 +261,7 @@ class ObjectDecoder(Decoder):
             raise CheckpointError(f"{path} was {node['const']} when saved and is {now} now")
         return old
 
-    def _space(self, node: dict[str, Node], old: Any, path: str) -> Any:
+    def _space(self, node: dict[str, Node], old: object, path: str) -> object:
         _check_there(old, path)
         spaces = classes.sub_spaces(old) if isinstance(old, Space) else []
         if len(spaces) != len(node["space"]):
@@ -270,7 +270,7 @@ class ObjectDecoder(Decoder):
             space._np_random = self.decode(generator, space._np_random, path)
         return old
 
-    def _named(self, node: dict[str, Node], old: Any, path: str) -> Any:
+    def _named(self, node: dict[str, Node], old: object, path: str) -> object:
         cls = classes.find_class(node["named"])
         if not (issubclass(cls, tuple) and hasattr(cls, "_fields")):
             raise CheckpointError(f"{path}: {node['named']!r} is not a named tuple")
@@ -282,16 +282,16 @@ def _is_program(node: Node) -> bool:
     return isinstance(node, dict) and ("const" in node or "space" in node)
 
 
-def _check_there(old: Any, path: str) -> None:
+def _check_there(old: object, path: str) -> None:
     if old is MISSING:
         raise CheckpointError(f"{path} held code or a space that the environment lacks now")
 
 
-def _make_namespace(_: dict[str, Node], old: Any) -> types.SimpleNamespace:
+def _make_namespace(_: dict[str, Node], old: object) -> types.SimpleNamespace:
     return old if type(old) is types.SimpleNamespace else types.SimpleNamespace()
 
 
-def _make_object(node: dict[str, Node], old: Any) -> object:
+def _make_object(node: dict[str, Node], old: object) -> object:
     cls = classes.find_class(node["object"])
     if not classes.is_plain_class(cls):
         raise CheckpointError(f"{node['object']!r} is not a class with plain attributes")

@@ -42,7 +42,7 @@ class SnapshotEnv(gym.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self.env_index = env_index
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """One step of the env."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         return _copied(obs), reward, terminated, truncated, info
@@ -237,7 +237,7 @@ def _env_layers(env: gym.Env[Any, Any]) -> list[Any]:
 
 
 @contextmanager
-def _misfit_reported(env: Any) -> Iterator[None]:
+def _misfit_reported(env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> Iterator[None]:
     try:
         yield
     except CheckpointError:
@@ -263,7 +263,7 @@ def _skipped(base: VectorEnv[Any, Any, Any]) -> frozenset[str]:
     return _SYNC_SKIPPED if isinstance(base, SyncVectorEnv) else frozenset()
 
 
-def _copied(obs: Any) -> Any:
+def _copied(obs: object) -> Any:
     if isinstance(obs, np.ndarray):
         return obs.copy()
     if isinstance(obs, dict):
