@@ -20,14 +20,14 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 import torch
 from typer.testing import CliRunner
 
-from rl_training.algorithms.base import Algorithm
+from rl_training.algorithms.base import Algorithm, UpdateResult
 from rl_training.api.managed import algorithm_class
 from rl_training.cli import app
 from rl_training.config.loading import dump_yaml
@@ -182,7 +182,7 @@ def resume_is_exact(
 def seeds_decide(spec: AlgorithmSpec, config: Mapping[str, Any], directory: Path) -> None:
     """One seed gives one agent; evaluating, logging and saving do not change it."""
 
-    def agent_of(**changes: Any) -> str:
+    def agent_of(**changes: object) -> str:
         run_dir = train_config(short_config(spec, config, directory, **changes)).run_dir
         return tree_hash(find_checkpoint(run_dir).read("agent"))
 
@@ -318,13 +318,15 @@ class _RandomEnv(gym.Env[Any, Any]):
         self.terminates = terminates
         self.steps = 0
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """A new episode."""
         super().reset(seed=seed, options=options)
         self.steps = 0
         return self._observe(), {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:  # noqa: ARG002
+    def step(self, action: object) -> tuple[Any, float, bool, bool, dict[str, Any]]:  # noqa: ARG002
         """Another observation."""
         self.steps += 1
         over, reward = self.steps == 5, float(self.np_random.uniform())
@@ -335,12 +337,13 @@ class _RandomEnv(gym.Env[Any, Any]):
         return _moderate(self.observation_space.sample())
 
 
-def _moderate(observation: Any) -> Any:
+def _moderate(observation: object) -> Any:
     """The observation without astronomically large numbers."""
     if isinstance(observation, dict):
         return {key: _moderate(value) for key, value in observation.items()}
-    is_float = isinstance(observation, np.ndarray) and observation.dtype.kind == "f"
-    return np.clip(observation, -1, 1) if is_float else observation
+    if isinstance(observation, np.ndarray) and observation.dtype.kind == "f":
+        return np.clip(observation, -1, 1)
+    return observation
 
 
 def _weights(algorithm: Algorithm) -> torch.Tensor:
@@ -368,7 +371,7 @@ class _WatchUpdates(Callback):
         self.algorithm, self.update = run.algorithm, run.algorithm.update
         run.algorithm.update = self.watched  # type: ignore[method-assign]
 
-    def watched(self, batch: Any, clock: Clock) -> Any:
+    def watched(self, batch: NamedTuple, clock: Clock) -> UpdateResult:
         """One update, checked."""
         before = _weights(self.algorithm)
         tensors = {

@@ -70,14 +70,14 @@ class Optimizer(Stateful):
         self._host_steps = self._steps.numpy() if self._host_grad is not None else None
 
     def descend(
-        self, loss: Callable[..., Loss | Tensor], *inputs: Any, learning_rate: float
+        self, loss: Callable[..., Loss | Tensor], *inputs: object, learning_rate: float
     ) -> Loss:
         """One step against the gradient of `loss(*inputs)`."""
         result = self.differentiate(loss, *inputs)
         self.step(learning_rate)
         return result
 
-    def differentiate(self, loss: Callable[..., Loss | Tensor], *inputs: Any) -> Loss:
+    def differentiate(self, loss: Callable[..., Loss | Tensor], *inputs: object) -> Loss:
         """Leave the gradient of `loss(*inputs)` in the parameters' `grad`.
 
         By a kernel, which writes the gradient out, if the loss is the method that it stands for.
@@ -129,7 +129,7 @@ class Optimizer(Stateful):
 def descend_together(
     optimizers: Sequence[Optimizer],
     loss: Callable[..., Loss | Tensor],
-    *inputs: Any,
+    *inputs: object,
     learning_rate: float,
 ) -> Loss:
     """One step of several networks against the gradient of one loss."""
@@ -215,7 +215,7 @@ class TargetNetwork(Stateful):
         self.intervals_passed = 0
 
     @torch.no_grad()
-    def __call__(self, *inputs: Any) -> Tensor:
+    def __call__(self, *inputs: Tensor) -> Tensor:
         """The copy's output, without a gradient."""
         output: Tensor = self.module(*inputs)
         return output

@@ -58,13 +58,13 @@ class ManagedAlgorithm:
     algo_name: ClassVar[str]
     spec: ClassVar[AlgorithmSpec]
 
-    def __init_subclass__(cls, **arguments: Any) -> None:
+    def __init_subclass__(cls, **arguments: object) -> None:
         super().__init_subclass__(**arguments)
         if "spec" in vars(cls):
             register(cls.spec)
             cls.algo_name = cls.spec.name
 
-    def __init__(self, config_or_env: Any, /, **keys: Any) -> None:
+    def __init__(self, config_or_env: object, /, **keys: object) -> None:
         if isinstance(config_or_env, TrainConfig):
             source = config_or_env
             name = self._spec().name
@@ -81,7 +81,7 @@ class ManagedAlgorithm:
         self._agent: Agent | None = None
 
     @classmethod
-    def from_config(cls, name_or_path: str | Path, **keys: Any) -> Self:
+    def from_config(cls, name_or_path: str | Path, **keys: object) -> Self:
         """From a packaged configuration such as `dqn/cartpole`, or a YAML file."""
         return cls(resolve_config(name_or_path, arguments=keys).config)
 
@@ -89,7 +89,7 @@ class ManagedAlgorithm:
     def load(
         cls,
         path: str | Path,
-        env: Any = None,
+        env: object = None,
         *,
         env_kwargs: Mapping[str, Any] | None = None,
         wrappers: Sequence[Any] | None = None,
@@ -106,7 +106,7 @@ class ManagedAlgorithm:
         checkpoint, config = open_checkpoint(path, best=best, algo=cls._spec())
         report_skipped(checkpoint)
         given = {"env_id": env, "wrappers": wrappers, "device": device}
-        changes = {key: value for key, value in given.items() if value is not None}
+        changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
         if env is not None and not isinstance(env, str):  # what is said of an id does not fit it
             changes |= {"eval_env_kwargs": {}}
             if config.vectorization == "native":
@@ -172,9 +172,9 @@ class ManagedAlgorithm:
 
     def predict(
         self,
-        obs: Any,
+        obs: object,
         state: PolicyState | None = None,
-        episode_start: Any = None,
+        episode_start: object = None,
         deterministic: bool = True,
     ) -> tuple[Any, PolicyState]:
         """Action and new policy state for one observation, or for a batch of them."""
@@ -182,7 +182,7 @@ class ManagedAlgorithm:
             raise UsageError("observation: expected at least one row in a batch, found none")
         return self._current_agent().predict(obs, state, episode_start, deterministic)
 
-    def explain(self, obs: Any, path: str | Path) -> Path:
+    def explain(self, obs: object, path: str | Path) -> Path:
         """Draw what the agent expects of each action at one observation, where values are learned.
 
         The suffix of the path names the format. Needs matplotlib, the `report` extra.
@@ -281,7 +281,9 @@ class ManagedAlgorithm:
         return write_checkpoint(folder, kind="best", env_steps=0, parts=agent.parts(), info=info)
 
 
-def _spaces(env: Any) -> tuple[gym.Space[Any], gym.Space[Any]]:
+def _spaces(
+    env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any],
+) -> tuple[gym.Space[Any], gym.Space[Any]]:
     if isinstance(env, VectorEnv):
         return env.single_observation_space, env.single_action_space
     return env.observation_space, env.action_space

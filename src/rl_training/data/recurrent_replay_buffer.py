@@ -18,6 +18,7 @@ from typing_extensions import Self
 
 from rl_training.config.hyper_parameters import DEFAULT_BUFFER_SIZE
 from rl_training.config.types import parse_memory
+from rl_training.config.value_based import DRQNConfig
 from rl_training.data.memory import refuse_if_too_large, refuse_if_too_small
 from rl_training.data.types import Clock, EnvSpec, SequenceBatch, Transitions
 from rl_training.errors import CheckpointError, ConfigError, UsageError
@@ -85,7 +86,7 @@ class RecurrentReplayBuffer:
 
     @classmethod
     def build(
-        cls, spec: EnvSpec, hyper: Any, *, num_envs: int, seed: int, device: torch.device
+        cls, spec: EnvSpec, hyper: DRQNConfig, *, num_envs: int, seed: int, device: torch.device
     ) -> Self:
         """The buffer the hyper-parameters ask for; refused if this machine cannot hold it."""
         if hyper.learning_starts < num_envs * hyper.sequence_length:
@@ -110,20 +111,20 @@ class RecurrentReplayBuffer:
         )
 
     @classmethod
-    def capacity_for(cls, spec: EnvSpec, hyper: Any) -> int:
+    def capacity_for(cls, spec: EnvSpec, hyper: DRQNConfig) -> int:
         """Transitions the hyper-parameters ask for, whichever way they say it."""
         if hyper.replay_memory is None:
-            return int(hyper.buffer_size or DEFAULT_BUFFER_SIZE)
+            return hyper.buffer_size or DEFAULT_BUFFER_SIZE
         given, chunk = parse_memory(hyper.replay_memory), bytes_per_chunk(spec, hyper)
         refuse_if_too_small(given, chunk, "a sequence")
-        return given // chunk * int(hyper.sequence_length)
+        return given // chunk * hyper.sequence_length
 
     @classmethod
-    def needed_bytes(cls, spec: EnvSpec, hyper: Any, num_envs: int) -> int:
+    def needed_bytes(cls, spec: EnvSpec, hyper: DRQNConfig, num_envs: int) -> int:
         """Memory the buffer will take, known before anything is allocated."""
         chunks = chunks_for(cls.capacity_for(spec, hyper), hyper.sequence_length)
         states = 4 * sum(hyper.state_sizes) * (hyper.burn_in + hyper.sequence_length - 1)
-        return int((chunks + num_envs) * bytes_per_chunk(spec, hyper) + num_envs * states)
+        return (chunks + num_envs) * bytes_per_chunk(spec, hyper) + num_envs * states
 
     @property
     def nbytes(self) -> int:
@@ -236,7 +237,7 @@ def chunks_for(capacity: int, sequence_length: int) -> int:
     return math.ceil(capacity / sequence_length)
 
 
-def bytes_per_chunk(spec: EnvSpec, hyper: Any) -> int:
+def bytes_per_chunk(spec: EnvSpec, hyper: DRQNConfig) -> int:
     """Memory of one chunk."""
     rows = hyper.burn_in + hyper.sequence_length
     obs = math.prod(spec.obs_shape) * np.dtype(spec.obs_dtype).itemsize + 1  # and its first

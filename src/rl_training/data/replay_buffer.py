@@ -103,16 +103,16 @@ class ReplayBuffer:
         )
 
     @classmethod
-    def capacity_for(cls, spec: EnvSpec, hyper: Any, num_envs: int) -> int:
+    def capacity_for(cls, spec: EnvSpec, hyper: TransitionHyperParameters, num_envs: int) -> int:
         """Transitions the hyper-parameters ask for, whichever way they say it."""
         if hyper.replay_memory is None:
-            return int(hyper.buffer_size or DEFAULT_BUFFER_SIZE)
+            return hyper.buffer_size or DEFAULT_BUFFER_SIZE
         given, smallest = parse_memory(hyper.replay_memory), cls.predicted_bytes(spec, 1, num_envs)
         refuse_if_too_small(given, smallest, "a transition of each environment")
         return (given // cls.bytes_per_row(spec) // num_envs - spec.frames) * num_envs
 
     @classmethod
-    def needed_bytes(cls, spec: EnvSpec, hyper: Any, num_envs: int) -> int:
+    def needed_bytes(cls, spec: EnvSpec, hyper: TransitionHyperParameters, num_envs: int) -> int:
         """Memory of the buffer the hyper-parameters ask for."""
         return cls.predicted_bytes(spec, cls.capacity_for(spec, hyper, num_envs), num_envs)
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-PolicyState = tuple[Any, ...]
+PolicyState = tuple[np.ndarray, ...]
 """What a policy carries from step to step; a feed-forward policy carries `()`."""
 
 

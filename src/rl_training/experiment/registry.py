@@ -187,7 +187,7 @@ def _import_spec(path: str) -> AlgorithmSpec:
     return spec
 
 
-def _described(value: Any) -> str:
+def _described(value: object) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else repr(value)[:80]
 
 

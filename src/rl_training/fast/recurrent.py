@@ -23,7 +23,7 @@ Array = np.ndarray
 class CoreKernel:
     """Of `RecurrentCore`, after its encoder."""
 
-    def __init__(self, encoder: Any, core: RecurrentCore, buffers: Buffers) -> None:
+    def __init__(self, encoder: MLP | None, core: RecurrentCore, buffers: Buffers) -> None:
         self._encoder = None if encoder is None else MLPKernel(encoder, buffers)
         self._gru = core.kind == "gru"
         by_input, by_state, bias_input, bias_state = core.layer.parameters()

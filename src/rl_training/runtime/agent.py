@@ -56,9 +56,9 @@ class Agent:
 
     def predict(
         self,
-        obs: Any,
+        obs: object,
         state: PolicyState | None = None,
-        episode_start: Any = None,
+        episode_start: object = None,
         deterministic: bool = True,
     ) -> tuple[Any, PolicyState]:
         """Action and new policy state for one observation or a batch of them.
@@ -143,7 +143,7 @@ def saved_adapter(checkpoint: Checkpoint) -> SpaceAdapter:
     return SpaceAdapter(checkpoint.info["env_id"], *_saved_spaces(checkpoint), frames=frames)
 
 
-def _episode_starts(given: Any, rows: int, single: bool) -> np.ndarray:
+def _episode_starts(given: object, rows: int, single: bool) -> np.ndarray:
     """A flag per row: none, one for all, or one for each observation of a batch."""
     flags = np.asarray(False if given is None else given)
     if flags.dtype != np.bool_ or flags.shape not in ((), () if single else (rows,)):
@@ -154,7 +154,7 @@ def _episode_starts(given: Any, rows: int, single: bool) -> np.ndarray:
     return np.broadcast_to(flags, rows)
 
 
-def _checked_state(state: Any, initial: PolicyState) -> PolicyState:
+def _checked_state(state: PolicyState, initial: PolicyState) -> PolicyState:
     """The state, if it is one like the initial one; arrays with a row for each observation."""
     expected = [part.shape for part in initial]
     is_state = isinstance(state, tuple) and all(isinstance(part, np.ndarray) for part in state)

@@ -52,7 +52,7 @@ class Environments:
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
-        self.source: Any = config.env_id
+        self.source = config.env_id
         self.prebuilt = isinstance(self.source, (gym.Env, VectorEnv))
         if self.prebuilt and config.eval_env_kwargs:
             raise ConfigError(

@@ -19,6 +19,7 @@ from rl_training.envs.snapshots.vector import load_vector_state, save_vector_sta
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.errors import EnvError, NonFiniteError
 from rl_training.storage.state import Stateful
+from rl_training.storage.tree import StateTree
 
 
 class Act(Protocol):
@@ -193,10 +194,10 @@ class Collector(Stateful):
         self.episodes.clear()
         self.episodes.extend(episodes)
 
-    def save_envs(self) -> Any:
+    def save_envs(self) -> StateTree:
         """The state of the environments themselves, where it can be saved."""
         return save_vector_state(self.envs)
 
-    def load_envs(self, state: Any) -> None:
+    def load_envs(self, state: StateTree) -> None:
         """Restore the environments."""
         load_vector_state(self.envs, state)

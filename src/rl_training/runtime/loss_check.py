@@ -70,7 +70,7 @@ def _state_kept(algorithm: Algorithm) -> Iterator[None]:
         restore_global_generators(generators)
 
 
-def _call(title: str, function: Callable[..., Any], *inputs: Any) -> Any:
+def _call(title: str, function: Callable[..., Any], *inputs: object) -> Any:
     """What it gives; if it raises, that is reported with the last line of code outside torch."""
     try:
         return function(*inputs)
@@ -88,7 +88,7 @@ def _differentiate(value: Tensor, leaves: list[Tensor]) -> None:
     torch.autograd.grad(value, leaves, allow_unused=True)
 
 
-def _check_result(title: str, result: Any) -> None:
+def _check_result(title: str, result: object) -> None:
     value, metrics, priority = result if isinstance(result, Loss) else (result, {}, None)
     for expected, found in (_value_mistake(value), *_metric_mistakes(metrics)):
         if found:
@@ -100,7 +100,7 @@ def _check_result(title: str, result: Any) -> None:
         )
 
 
-def _value_mistake(value: Any) -> tuple[str, str]:
+def _value_mistake(value: object) -> tuple[str, str]:
     """What is expected, and what was found if it is something else."""
     found = ""
     if not isinstance(value, Tensor):
@@ -112,7 +112,7 @@ def _value_mistake(value: Any) -> tuple[str, str]:
     return "a scalar tensor that requires grad, or Loss(value, metrics) with one", found
 
 
-def _metric_mistakes(metrics: Any) -> Iterator[tuple[str, str]]:
+def _metric_mistakes(metrics: object) -> Iterator[tuple[str, str]]:
     if not isinstance(metrics, Mapping):
         yield "metrics by name", _described(metrics)
         return
@@ -123,7 +123,7 @@ def _metric_mistakes(metrics: Any) -> Iterator[tuple[str, str]]:
             yield f"the metric {name!r} to be a tensor without dimensions", _described(number)
 
 
-def _described(value: Any) -> str:
+def _described(value: object) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     return f"{type(value).__name__} {str(value)[:60]}"

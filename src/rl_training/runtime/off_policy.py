@@ -34,15 +34,15 @@ def run_off_policy(run: TrainingRun) -> None:
         run.after_step()
 
 
-def _first_update(hyper: Any, num_envs: int) -> int:  # noqa: ARG001 - transitions, however made
-    return int(hyper.learning_starts) + 1
+def _first_update(hyper: OffPolicyHyperParameters, _num_envs: int) -> int:
+    return hyper.learning_starts + 1
 
 
-def _planned_updates(hyper: Any, total_timesteps: int, num_envs: int) -> int:  # noqa: ARG001
+def _planned_updates(hyper: OffPolicyHyperParameters, total_timesteps: int, _num_envs: int) -> int:
     return int(hyper.replay_ratio * max(0, total_timesteps - hyper.learning_starts))
 
 
-def _short_run(hyper: Any, images: bool) -> tuple[int, dict[str, Any]]:
+def _short_run(hyper: OffPolicyHyperParameters, images: bool) -> tuple[int, dict[str, Any]]:
     # An update takes a second or more with the papers' networks of images.
     steps = max(8, int((8 if images else 200) / max(1.0, hyper.replay_ratio)))
     return steps, {"learning_starts": steps // 4, "buffer_size": 1_000}

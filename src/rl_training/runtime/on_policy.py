@@ -33,18 +33,18 @@ def run_on_policy(run: TrainingRun) -> None:
         run.after_step()
 
 
-def _first_update(hyper: Any, num_envs: int) -> int:
-    return int(hyper.num_steps) * num_envs
+def _first_update(hyper: OnPolicyHyperParameters, num_envs: int) -> int:
+    return hyper.num_steps * num_envs
 
 
-def _planned_updates(hyper: Any, total_timesteps: int, num_envs: int) -> int:
+def _planned_updates(hyper: OnPolicyHyperParameters, total_timesteps: int, num_envs: int) -> int:
     """Gradient steps, were no update cut short."""
     rollout = hyper.num_steps * num_envs
     minibatches = math.ceil(rollout / hyper.batch_size)
-    return int(total_timesteps // rollout * hyper.epochs * minibatches)
+    return total_timesteps // rollout * hyper.epochs * minibatches
 
 
-def _short_run(hyper: Any, images: bool) -> tuple[int, dict[str, Any]]:
+def _short_run(hyper: OnPolicyHyperParameters, images: bool) -> tuple[int, dict[str, Any]]:
     num_steps = 64 if images else hyper.num_steps
     return 2 * num_steps, {"num_steps": num_steps}
 

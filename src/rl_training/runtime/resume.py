@@ -169,7 +169,7 @@ def home_of(checkpoint: Checkpoint) -> Path | None:
     return home if inside else None
 
 
-def unserialized_objects(values: Any, key: str = "") -> Iterator[tuple[str, str]]:
+def unserialized_objects(values: object, key: str = "") -> Iterator[tuple[str, str]]:
     """The dotted key and the text of every marker, such as `<callable f>`, in a configuration.
 
     A marker stands for a Python object that a file could not hold.

@@ -47,7 +47,7 @@ class Lazy:
         """The component itself."""
         return import_object(self.path)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Call it."""
         return self.load()(*args, **kwargs)
 
@@ -186,7 +186,7 @@ def _mistakes_in(given: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key}: expected a frozenset of {', '.join(sorted(kinds))}, found {taken!r}"
 
 
-def _component_mistake(name: str, component: Any) -> str | None:
+def _component_mistake(name: str, component: object) -> str | None:
     expected = "a callable, or its import path in Lazy(...)"
     fine = callable(component)
     if name == "buffer":

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -41,7 +41,7 @@ def show_actions(
                 typer.echo(f"written: {picture}", err=True)
 
 
-def parse_observation(text: str) -> tuple[Any, Any]:
+def parse_observation(text: str) -> tuple[object, object]:
     """An observation from JSON, and whether it starts an episode, None if that was left out."""
     try:
         value = json.loads(text)

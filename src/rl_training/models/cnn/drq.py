@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from rl_training.models.cnn.encoders import (
     NormalizedFeatures,
     init_orthogonal,
 )
+
+if TYPE_CHECKING:
+    from rl_training.config.actor_critic import DrQConfig
 
 
 class PixelActor(nn.Module):
@@ -54,12 +57,12 @@ class PixelActor(nn.Module):
         return outputs
 
 
-def _save_borrowed(actor: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
+def _save_borrowed(actor: PixelActor, state: dict[str, Tensor], prefix: str, _: object) -> None:
     (convolutions,) = actor._borrowed
     state.update(convolutions.state_dict(prefix=f"{prefix}convolutions."))
 
 
-def _load_borrowed(actor: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+def _load_borrowed(actor: PixelActor, state: dict[str, Tensor], prefix: str, *_: object) -> None:
     (convolutions,) = actor._borrowed
     start = f"{prefix}convolutions."
     names = [name for name in state if name.startswith(start)]
@@ -98,17 +101,25 @@ class CNNDrQModel(nn.Module):
         self.actor, self.critics = actor, critics
 
     @classmethod
-    def build(cls, spec: EnvSpec, hyper: Any) -> CNNDrQModel:
+    def build(cls, spec: EnvSpec, hyper: DrQConfig) -> CNNDrQModel:
         """The networks for an environment, as the hyper-parameters size them."""
         layers = ENCODERS[hyper.encoder]
-        shape: dict[str, Any] = {"features": hyper.feature_size}
         seen = Convolutions(spec.obs_shape, layers)
         critics = PixelCritics(
-            seen, spec.action_dim, hyper.critic_sizes, num_critics=hyper.num_critics, **shape
+            seen,
+            spec.action_dim,
+            hyper.critic_sizes,
+            features=hyper.feature_size,
+            num_critics=hyper.num_critics,
         )
         own = seen if hyper.tied_convolutions else Convolutions(spec.obs_shape, layers)
-        tied = hyper.tied_convolutions
-        actor = PixelActor(own, spec.action_dim, hyper.hidden_sizes, tied=tied, **shape)
+        actor = PixelActor(
+            own,
+            spec.action_dim,
+            hyper.hidden_sizes,
+            features=hyper.feature_size,
+            tied=hyper.tied_convolutions,
+        )
         model = cls(actor, critics)
         init_orthogonal(model)
         return model

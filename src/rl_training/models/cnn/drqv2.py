@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from rl_training.models.cnn.encoders import (
     NormalizedFeatures,
     init_orthogonal,
 )
+
+if TYPE_CHECKING:
+    from rl_training.config.actor_critic import DrQv2Config
 
 
 class FeatureActor(nn.Module):
@@ -63,14 +66,14 @@ class CNNDrQv2Model(nn.Module):
         self.encoder, self.actor, self.critics = encoder, actor, critics
 
     @classmethod
-    def build(cls, spec: EnvSpec, hyper: Any) -> CNNDrQv2Model:
+    def build(cls, spec: EnvSpec, hyper: DrQv2Config) -> CNNDrQv2Model:
         """The networks for an environment, as the hyper-parameters size them."""
         layers = ENCODERS[hyper.encoder]
         encoder = Convolutions(spec.obs_shape, layers, centered=True)
         sizes = encoder.size, spec.action_dim, hyper.hidden_sizes
-        shape = {"features": hyper.feature_size}
-        critics = FeatureCritics(*sizes, num_critics=hyper.num_critics, **shape)
-        model = cls(encoder, FeatureActor(*sizes, **shape), critics)
+        features = hyper.feature_size
+        critics = FeatureCritics(*sizes, features=features, num_critics=hyper.num_critics)
+        model = cls(encoder, FeatureActor(*sizes, features=features), critics)
         init_orthogonal(model)
         return model
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,10 @@ from rl_training.models.mlp_categorical_q_network import MLPCategoricalQNetwork
 from rl_training.models.mlp_q_network import MLPQNetwork
 from rl_training.models.mlp_qr_q_network import MLPQRQNetwork
 
-Build = Callable[[EnvSpec, Any], nn.Module]
+if TYPE_CHECKING:
+    from rl_training.config.ppo import PPOConfig
+
+Hyper = TypeVar("Hyper")
 
 
 class ImageQNetwork(nn.Module):
@@ -46,7 +49,7 @@ class ImageActorCritic(nn.Module):
     the value's.
     """
 
-    def __init__(self, spec: EnvSpec, hyper: Any) -> None:
+    def __init__(self, spec: EnvSpec, hyper: PPOConfig) -> None:
         super().__init__()
         self.encoder = NatureCNN(spec.obs_shape, hyper.hidden_sizes)
         init_orthogonal(self.encoder, math.sqrt(2))
@@ -75,10 +78,12 @@ class ImageActorCritic(nn.Module):
         return self.policy_and_value(images)
 
 
-def _with_convolutions(of_vectors: Build) -> Build:
+def _with_convolutions(
+    of_vectors: Callable[[EnvSpec, Hyper], nn.Module],
+) -> Callable[[EnvSpec, Hyper], nn.Module]:
     """Builds what `of_vectors` builds, for images with convolutions before it."""
 
-    def build(spec: EnvSpec, hyper: Any) -> nn.Module:
+    def build(spec: EnvSpec, hyper: Hyper) -> nn.Module:
         if len(spec.obs_shape) == 1:
             return of_vectors(spec, hyper)
         convolutions = Convolutions(spec.obs_shape, NATURE)
@@ -88,18 +93,13 @@ def _with_convolutions(of_vectors: Build) -> Build:
     return build
 
 
-def _or_image_actor_critic(of_vectors: Build) -> Build:
-    """Builds what `of_vectors` builds, and for images an `ImageActorCritic`."""
-
-    def build(spec: EnvSpec, hyper: Any) -> nn.Module:
-        return (
-            of_vectors(spec, hyper) if len(spec.obs_shape) == 1 else ImageActorCritic(spec, hyper)
-        )
-
-    return build
+def actor_critic(spec: EnvSpec, hyper: PPOConfig) -> nn.Module:
+    """The network of vectors, or of images."""
+    if len(spec.obs_shape) == 1:
+        return MLPActorCritic.build(spec, hyper)
+    return ImageActorCritic(spec, hyper)
 
 
 q_network = _with_convolutions(MLPQNetwork.build)
 quantile_network = _with_convolutions(MLPQRQNetwork.build)
 categorical_network = _with_convolutions(MLPCategoricalQNetwork.build)
-actor_critic = _or_image_actor_critic(MLPActorCritic.build)

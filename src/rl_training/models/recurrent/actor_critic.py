@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from rl_training.data.types import EnvSpec
 from rl_training.models.blocks import MLP
 from rl_training.models.recurrent.core import CoreKind, RecurrentCore, State, reset_state
+
+if TYPE_CHECKING:
+    from rl_training.config.ppo import RecurrentPPOConfig
 
 
 class Memory(nn.Module):
@@ -78,7 +81,7 @@ class RecurrentActorCritic(nn.Module):
             self.log_std = nn.Parameter(torch.full((policy_outputs,), log_std_init))
 
     @classmethod
-    def build(cls, spec: EnvSpec, hyper: Any) -> RecurrentActorCritic:
+    def build(cls, spec: EnvSpec, hyper: RecurrentPPOConfig) -> RecurrentActorCritic:
         """The network for an environment, as the hyper-parameters size it."""
         return cls(
             spec.obs_dim,

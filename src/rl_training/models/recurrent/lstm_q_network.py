@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor, nn
 
 from rl_training.data.types import EnvSpec
 from rl_training.models.blocks import MLP, action_layers
 from rl_training.models.recurrent.core import CoreKind, RecurrentCore, State, reset_state
+
+if TYPE_CHECKING:
+    from rl_training.config.value_based import DRQNConfig
 
 
 class RecurrentActions(NamedTuple):
@@ -46,7 +49,7 @@ class LSTMQNetwork(nn.Module):
         self.head = action_layers(core_size, action_dim, streams, dueling=dueling, noisy=noisy)
 
     @classmethod
-    def build(cls, spec: EnvSpec, hyper: Any) -> LSTMQNetwork:
+    def build(cls, spec: EnvSpec, hyper: DRQNConfig) -> LSTMQNetwork:
         """The network for an environment, as the hyper-parameters size it."""
         return cls(
             spec.obs_dim,

@@ -30,13 +30,15 @@ class SampledEnv(gym.Env[Any, Any]):
         self._obs = _plain_observation(observation)
         self._step = 0
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """The observation."""
         super().reset(seed=seed, options=options)
         self._step = 0
         return self._obs, {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:  # noqa: ARG002
+    def step(self, action: object) -> tuple[Any, float, bool, bool, dict[str, Any]]:  # noqa: ARG002
         """The observation again, and a reward of 1."""
         self._step += 1
         return self._obs, 1.0, False, self._step >= 50, {}

@@ -90,7 +90,7 @@ def compare(card: Card, old: tuple[SeedRecord, ...], new: tuple[SeedRecord, ...]
     )
 
 
-def _outcome(record: SeedRecord) -> tuple[Any, ...]:
+def _outcome(record: SeedRecord) -> tuple[object, ...]:
     return record.return_mean, record.return_std, record.episodes, record.curve
 
 
