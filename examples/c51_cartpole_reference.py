@@ -14,6 +14,7 @@ import torch
 from rl_training.algorithms import C51, C51Config
 from rl_training.data import Clock, ReplayBuffer
 from rl_training.envs import SpaceAdapter, make_vector_env
+from rl_training.fast.accelerate import accelerate
 from rl_training.models import MLPCategoricalQNetwork
 from rl_training.runtime import Collector, Evaluator
 
@@ -50,6 +51,7 @@ def main(steps: int, seed: int) -> float:
     shapes = (adapter.spec.obs_dim, adapter.spec.num_actions)
     network = MLPCategoricalQNetwork(*shapes, hyper.num_atoms, hyper.hidden_sizes)
     c51 = C51(network, hyper, adapter.spec, seed=seed)
+    accelerate(c51)  # the same with kernels, where there are some
     replay = ReplayBuffer(
         adapter.spec, capacity=steps, gamma=hyper.gamma, n_step=hyper.n_step, seed=seed
     )

@@ -14,6 +14,7 @@ import torch
 from rl_training.algorithms import DQN, DQNConfig
 from rl_training.data import Clock, ReplayBuffer
 from rl_training.envs import SpaceAdapter, make_vector_env
+from rl_training.fast.accelerate import accelerate
 from rl_training.models import MLPQNetwork
 from rl_training.runtime import Collector, Evaluator
 
@@ -38,9 +39,10 @@ def main(steps: int, seed: int) -> float:
     collector = Collector(envs, adapter)
     collector.reset([seed], state=())
 
-    # The agent: a Q-network, the update rule around it, and a memory of transitions.
+    # The agent: a Q-network, the update rule around it, and a replay of transitions.
     network = MLPQNetwork(adapter.spec.obs_dim, adapter.spec.num_actions, hyper.hidden_sizes)
     dqn = DQN(network, hyper, adapter.spec, seed=seed)
+    accelerate(dqn)  # the same with kernels, where there are some
     replay = ReplayBuffer(adapter.spec, capacity=steps, gamma=hyper.gamma, seed=seed)
 
     for step in range(steps):

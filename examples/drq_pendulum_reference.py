@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from rl_training.algorithms import DrQ, DrQConfig
 from rl_training.data import Clock, ReplayBuffer
 from rl_training.envs import SpaceAdapter, make_env, make_vector_env, stacked_frames
+from rl_training.fast.accelerate import accelerate
 from rl_training.models import CNNDrQModel
 from rl_training.runtime import Collector, Evaluator
 
@@ -43,6 +44,7 @@ def main(steps: int, seed: int) -> float:
     collector = Collector(envs, adapter)
     collector.reset([seed], state=())
     drq = DrQ(CNNDrQModel.build(adapter.spec, hyper), hyper, adapter.spec, seed=seed)
+    accelerate(drq)  # the same with kernels, where there are some
     replay = ReplayBuffer(adapter.spec, capacity=steps, gamma=hyper.gamma, seed=seed)
 
     for step in range(steps):

@@ -14,6 +14,7 @@ import torch
 from rl_training.algorithms import DRQN, DRQNConfig
 from rl_training.data import Clock, ObservationNormalizer, RecurrentReplayBuffer
 from rl_training.envs import SpaceAdapter, make_env, make_vector_env
+from rl_training.fast.accelerate import accelerate
 from rl_training.models import LSTMQNetwork
 from rl_training.runtime import Collector, Evaluator
 
@@ -39,13 +40,14 @@ def main(steps: int, seed: int) -> float:
     )
 
     # The environments show where the cart and the pole are, not how fast they move. One look does
-    # not say what to do, and DQN never learns it; two looks do, so the agent needs a memory.
+    # not say what to do, and DQN never learns it; two looks do, so the agent must remember.
     envs = make_vector_env(ENV_ID, num_envs=NUM_ENVS, wrappers=["MaskVelocity"])
     adapter = SpaceAdapter(ENV_ID, envs.single_observation_space, envs.single_action_space)
 
     # The agent. Within DQN's network there is a recurrent layer, whose state is the memory: the
     # collector hands it to `act` and takes back what follows. It is zero when an episode starts.
     drqn = DRQN(LSTMQNetwork.build(adapter.spec, hyper), hyper, adapter.spec, seed=seed)
+    accelerate(drqn)  # the same with kernels, where there are some
     collector = Collector(envs, adapter)
     collector.reset([NUM_ENVS * seed + n for n in range(NUM_ENVS)], drqn.initial_state(NUM_ENVS))
 

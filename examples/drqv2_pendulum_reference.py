@@ -13,6 +13,7 @@ import torch
 from rl_training.algorithms import DrQv2, DrQv2Config
 from rl_training.data import Clock, ReplayBuffer
 from rl_training.envs import SpaceAdapter, make_env, make_vector_env, stacked_frames
+from rl_training.fast.accelerate import accelerate
 from rl_training.models import CNNDrQv2Model
 from rl_training.runtime import Collector, Evaluator
 
@@ -34,6 +35,7 @@ def main(steps: int, seed: int) -> float:
     collector = Collector(envs, adapter)
     collector.reset([seed], state=())
     agent = DrQv2(CNNDrQv2Model.build(adapter.spec, hyper), hyper, adapter.spec, seed=seed)
+    accelerate(agent)  # the same with kernels, where there are some
     # What is sampled sums the rewards of three steps, and what follows them is the successor.
     replay = ReplayBuffer(
         adapter.spec, capacity=steps, gamma=hyper.gamma, n_step=hyper.n_step, seed=seed

@@ -14,6 +14,7 @@ import torch
 from rl_training.algorithms import PPO, PPOConfig
 from rl_training.data import Clock, RolloutBuffer
 from rl_training.envs import SpaceAdapter, make_vector_env
+from rl_training.fast.accelerate import accelerate
 from rl_training.models import MLPActorCritic
 from rl_training.runtime import Collector, Evaluator
 
@@ -44,6 +45,7 @@ def main(steps: int, seed: int) -> float:
     spec = adapter.spec
     network = MLPActorCritic(spec.obs_dim, spec.policy_outputs, hyper.hidden_sizes)
     ppo = PPO(network, hyper, spec, seed=seed)
+    accelerate(ppo)  # the same with kernels, where there are some
     rollout = RolloutBuffer(spec, num_steps=hyper.num_steps, num_envs=NUM_ENVS)
 
     updates = 0

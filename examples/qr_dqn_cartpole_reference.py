@@ -14,6 +14,7 @@ import torch
 from rl_training.algorithms import QRDQN, QRDQNConfig
 from rl_training.data import Clock, ReplayBuffer
 from rl_training.envs import SpaceAdapter, make_vector_env
+from rl_training.fast.accelerate import accelerate
 from rl_training.models import MLPQRQNetwork
 from rl_training.runtime import Collector, Evaluator
 
@@ -48,6 +49,7 @@ def main(steps: int, seed: int) -> float:
     shapes = (adapter.spec.obs_dim, adapter.spec.num_actions)
     network = MLPQRQNetwork(*shapes, hyper.num_quantiles, hyper.hidden_sizes)
     qr_dqn = QRDQN(network, hyper, adapter.spec, seed=seed)
+    accelerate(qr_dqn)  # the same with kernels, where there are some
     replay = ReplayBuffer(
         adapter.spec, capacity=steps, gamma=hyper.gamma, n_step=hyper.n_step, seed=seed
     )

@@ -19,6 +19,7 @@ import torch
 from rl_training.algorithms import RecurrentPPO, RecurrentPPOConfig
 from rl_training.data import Clock, ObservationNormalizer, RolloutBuffer
 from rl_training.envs import SpaceAdapter, make_env, make_vector_env
+from rl_training.fast.accelerate import accelerate
 from rl_training.models import RecurrentActorCritic
 from rl_training.runtime import Collector, Evaluator
 
@@ -42,12 +43,13 @@ def main(steps: int, seed: int) -> float:
         clip_range={"initial": 0.2, "final": 0.0},
     )
 
-    # The environment, and the agent: a network with a memory, and the update rule around it.
+    # The environment, and the agent: a recurrent network, and the update rule around it.
     envs = make_vector_env(ENV_ID, num_envs=NUM_ENVS, wrappers=WRAPPERS)
     adapter = SpaceAdapter(ENV_ID, envs.single_observation_space, envs.single_action_space)
     spec = adapter.spec
     normalizer = ObservationNormalizer(spec.obs_shape)
     ppo = RecurrentPPO(RecurrentActorCritic.build(spec, hyper), hyper, spec, seed=seed)
+    accelerate(ppo)  # the same with kernels, where there are some
     rollout = RolloutBuffer.build(spec, hyper, num_envs=NUM_ENVS, seed=seed, device=ppo.device)
     collector = Collector(envs, adapter)
     collector.reset([seed * NUM_ENVS + n for n in range(NUM_ENVS)], ppo.initial_state(NUM_ENVS))

@@ -14,6 +14,7 @@ import torch
 from rl_training.algorithms import REDQ, REDQConfig
 from rl_training.data import Clock, ReplayBuffer
 from rl_training.envs import SpaceAdapter, make_vector_env
+from rl_training.fast.accelerate import accelerate
 from rl_training.models import MLPActorQEnsemble
 from rl_training.runtime import Collector, Evaluator
 
@@ -34,6 +35,7 @@ def main(steps: int, seed: int) -> float:
 
     # The agent: an actor and ten critics, whose products are computed side by side.
     redq = REDQ(MLPActorQEnsemble.build(adapter.spec, hyper), hyper, adapter.spec, seed=seed)
+    accelerate(redq)  # the same with kernels, where there are some
     replay = ReplayBuffer(adapter.spec, capacity=steps, gamma=hyper.gamma, seed=seed)
 
     for step in range(steps):

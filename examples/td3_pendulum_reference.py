@@ -14,6 +14,7 @@ import torch
 from rl_training.algorithms import TD3, TD3Config
 from rl_training.data import Clock, ReplayBuffer
 from rl_training.envs import SpaceAdapter, make_vector_env
+from rl_training.fast.accelerate import accelerate
 from rl_training.models import MLPActorQEnsemble
 from rl_training.runtime import Collector, Evaluator
 
@@ -35,6 +36,7 @@ def main(steps: int, seed: int) -> float:
     # The agent: an actor that gives one action, two critics, and the update around them.
     model = MLPActorQEnsemble.build_deterministic(adapter.spec, hyper)
     td3 = TD3(model, hyper, adapter.spec, seed=seed)
+    accelerate(td3)  # the same with kernels, where there are some
     replay = ReplayBuffer(adapter.spec, capacity=steps, gamma=hyper.gamma, seed=seed)
 
     for step in range(steps):

@@ -14,6 +14,7 @@ import torch
 from rl_training.algorithms import TQC, TQCConfig
 from rl_training.data import Clock, ReplayBuffer
 from rl_training.envs import SpaceAdapter, make_vector_env
+from rl_training.fast.accelerate import accelerate
 from rl_training.models import MLPActorQEnsemble
 from rl_training.runtime import Collector, Evaluator
 
@@ -34,6 +35,7 @@ def main(steps: int, seed: int) -> float:
 
     # The agent: an actor, and critics that give quantiles of the return instead of its mean.
     tqc = TQC(MLPActorQEnsemble.build(adapter.spec, hyper), hyper, adapter.spec, seed=seed)
+    accelerate(tqc)  # the same with kernels, where there are some
     replay = ReplayBuffer(adapter.spec, capacity=steps, gamma=hyper.gamma, seed=seed)
 
     for step in range(steps):

@@ -21,14 +21,14 @@ def test_train_drqv2_writes_checkpoint_and_metrics(tmp_path: Path) -> None:
     result = train_drqv2(tiny_config("drqv2", tmp_path, algo_kwargs={"noise": schedule}))
     summary = json.loads((result.run_dir / "summary.json").read_text())
     assert (summary["algo"], summary["status"]) == ("drqv2", "finished")
-    assert summary["updates"] == result.updates == (240 - 20) // 2
+    assert summary["updates"] == result.updates == (140 - 20) // 2
     rows = read_metrics(result.run_dir / "metrics.jsonl")
     logged = [row for row in rows if "train/critic_loss" in row]
-    assert [row["global_step"] for row in logged] == [50, 100, 150, 200]
+    assert [row["global_step"] for row in logged] == [50, 100]
     names = ("critic_loss", "q_value_mean", "target_q_mean", "actor_loss")
     assert all(math.isfinite(row[f"train/{name}"]) for row in logged for name in names)
     noise = [row["train/noise"] for row in logged]
-    assert noise == pytest.approx([1 - 0.8 * 50 / 120, 1 - 0.8 * 100 / 120, 0.2, 0.2], abs=0.01)
+    assert noise == pytest.approx([1 - 0.8 * 50 / 70, 0.2], abs=0.02)
     algorithm = find_checkpoint(result.run_dir).read("agent")["algorithm"]
     for name in ("encoder", "actor", "critic"):
         assert int(algorithm[f"{name}_optimizer"]["steps"]) == result.updates
