@@ -399,14 +399,28 @@ def test_an_older_evaluation_is_not_reported_as_that_of_the_final_policy(tmp_pat
     assert len(caught.value.result.eval_returns) == 2  # of this very policy
 
 
-@pytest.mark.parametrize(("learning_starts", "said"), [(239, False), (240, True), (1000, True)])
+@pytest.mark.parametrize(
+    ("learning_starts", "replay_ratio", "first", "said"),
+    [
+        (239, 1.0, 240, False),
+        (240, 1.0, 241, True),
+        (1000, 1.0, 1001, True),
+        (230, 0.1, 240, False),
+        (231, 0.1, 241, True),
+    ],
+)
 def test_a_budget_that_ends_before_the_first_update_is_said(
-    learning_starts: int, said: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    learning_starts: int,
+    replay_ratio: float,
+    first: int,
+    said: bool,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    kwargs = {"learning_starts": learning_starts, "replay_ratio": 1.0}
+    kwargs = {"learning_starts": learning_starts, "replay_ratio": replay_ratio}
     result = train_dqn(tiny_config("dqn", tmp_path, eval_interval=0, algo_kwargs=kwargs))
     assert (result.updates == 0) is said
-    text = f"the first update would follow step {learning_starts + 1}, and total_timesteps is 240"
+    text = f"the first update would follow step {first}, and total_timesteps is 240"
     assert (text in caplog.text) is said
 
 

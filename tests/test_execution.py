@@ -26,6 +26,7 @@ from rl_training.runtime import execution
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.off_policy import OFF_POLICY
 from rl_training.runtime.on_policy import ON_POLICY
+from rl_training.runtime.progress import Progress
 from rl_training.runtime.result import TrainingInterrupted
 from rl_training.runtime.training_run import TrainingRun
 from rounding import EPS, rounding
@@ -49,6 +50,27 @@ def test_planned_updates_of_replay_by_hand() -> None:
     assert OFF_POLICY.planned_updates(hyper, 9000, 8) == 2000
     assert OFF_POLICY.planned_updates(hyper, 999, 1) == 0
     assert OFF_POLICY.planned_updates(DQNConfig(replay_ratio=3, learning_starts=0), 7, 1) == 21
+
+
+def test_planned_updates_are_exact_where_floating_point_is_not() -> None:
+    assert int(0.29 * 100) == 28
+    hyper = DQNConfig(replay_ratio=0.29, learning_starts=0)
+    assert OFF_POLICY.planned_updates(hyper, 100, 1) == 29
+    progress = Progress(100, replay_ratio=0.29)
+    progress.env_steps = 100
+    assert progress.updates_owed() == 29
+
+
+@pytest.mark.parametrize(
+    ("ratio", "first"), [(20.0, 1001), (1.0, 1001), (0.5, 1002), (0.3, 1004), (0.01, 1100)]
+)
+def test_the_first_planned_update_is_owed_at_that_transition_and_not_before(
+    ratio: float, first: int
+) -> None:
+    hyper = DQNConfig(replay_ratio=ratio, learning_starts=1000)
+    assert OFF_POLICY.first_update(hyper, 1) == first
+    assert OFF_POLICY.planned_updates(hyper, first - 1, 1) == 0
+    assert OFF_POLICY.planned_updates(hyper, first, 1) == max(1, int(ratio))
 
 
 def test_planned_updates_of_rollouts_by_hand() -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rl_training.config.hyper_parameters import OffPolicyHyperParameters
 from rl_training.runtime.spec import Loop
+from rl_training.runtime.update_plan import UpdatePlan
 
 if TYPE_CHECKING:
     from rl_training.runtime.training_run import TrainingRun
@@ -23,8 +24,8 @@ def run_off_policy(run: TrainingRun) -> None:
         buffer.add(step if scale == 1 else step._replace(reward=step.reward * scale))
         normalizer.observe(step.obs, step.valid)
         progress.env_steps += int(np.count_nonzero(step.valid))
+        clock = progress.clock
         for _ in range(progress.updates_owed()):
-            clock = progress.clock
             batch = normalizer.batch(buffer.sample(run.hyper.batch_size, clock))
             result = algorithm.update(batch, clock)
             progress.updates += 1
@@ -35,11 +36,11 @@ def run_off_policy(run: TrainingRun) -> None:
 
 
 def _first_update(hyper: OffPolicyHyperParameters, _num_envs: int) -> int:
-    return hyper.learning_starts + 1
+    return UpdatePlan(hyper.learning_starts, hyper.replay_ratio).first_update
 
 
 def _planned_updates(hyper: OffPolicyHyperParameters, total_timesteps: int, _num_envs: int) -> int:
-    return int(hyper.replay_ratio * max(0, total_timesteps - hyper.learning_starts))
+    return UpdatePlan(hyper.learning_starts, hyper.replay_ratio).updates_by(total_timesteps)
 
 
 def _short_run(hyper: OffPolicyHyperParameters, images: bool) -> tuple[int, dict[str, Any]]:

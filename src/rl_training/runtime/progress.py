@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from fractions import Fraction
 
 from rl_training.data.types import Clock
+from rl_training.runtime.update_plan import UpdatePlan
 from rl_training.storage.state import Stateful
 
 
@@ -24,9 +24,7 @@ class Progress(Stateful):
         self.learning_starts = learning_starts
         self.env_steps = 0
         self.updates = 0
-        # The decimal a person wrote, not its binary neighbour: 0.1 owes exactly 1 update in 10.
-        ratio = Fraction(str(replay_ratio))
-        self._updates, self._per_steps = ratio.numerator, ratio.denominator
+        self._plan = UpdatePlan(learning_starts, replay_ratio)
 
     @property
     def clock(self) -> Clock:
@@ -40,8 +38,7 @@ class Progress(Stateful):
 
     def updates_owed(self) -> int:
         """Updates to make now."""
-        learning = max(0, self.env_steps - self.learning_starts)
-        return self._updates * learning // self._per_steps - self.updates
+        return self._plan.updates_by(self.env_steps) - self.updates
 
 
 class Every:
