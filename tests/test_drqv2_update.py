@@ -130,7 +130,7 @@ def test_the_actors_loss_does_not_train_the_encoder() -> None:
 def test_noise_is_clipped_and_bounds_let_gradients_through() -> None:
     agent = make(noise_clip=0.3)
     mean = torch.tensor([[0.99, -0.99]] * 200, requires_grad=True)
-    action = bounded(mean + agent.clipped_noise(mean, 5.0))
+    action = bounded(mean + agent.clipped_noise(len(mean), 5.0))
     assert float(action.detach().max()) <= BOUND
     assert float(action.detach().min()) >= -BOUND
     assert float((action - mean).detach().abs().max()) <= 0.3 + 1e-6

@@ -36,9 +36,9 @@ def test_the_target_by_hand_and_no_entropy_after_a_termination() -> None:
     batch = random_batch(2)._replace(
         reward=torch.tensor([1.0, 2.0]), discount=torch.tensor([0.5, 0.0])
     )
-    value, cost = torch.tensor([10.0, 1e6]), torch.tensor([-4.0, -1e6])
+    value, entropy_term = torch.tensor([10.0, 1e6]), torch.tensor([-4.0, -1e6])
     # 1 + 0.5 * (10 + 4); the second row terminated: neither value nor entropy follows.
-    assert soft_target(batch, value, cost).tolist() == [8.0, 2.0]
+    assert soft_target(batch, value, entropy_term).tolist() == [8.0, 2.0]
 
 
 def test_the_loss_by_hand() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 from torch.testing import assert_close
 
-from rl_training.algorithms.soft_actor_critic import log_slope, squashed_sample
+from rl_training.algorithms.soft_actor_critic import log_tanh_derivative, squashed_sample
 from rounding import EPS, double_precision, rounding
 
 
@@ -56,7 +56,7 @@ def test_a_sample_by_hand() -> None:
 def test_the_slope_of_tanh_far_out() -> None:
     x = torch.tensor([-50.0, 0.0, 50.0], requires_grad=True)
     expected = math.log(4) - 100
-    found = log_slope(x)
+    found = log_tanh_derivative(x)
     assert_close(found, torch.tensor([expected, 0.0, expected]))
     found.sum().backward()
     assert x.grad is not None

@@ -59,7 +59,7 @@ class DeterministicActorCritic(Algorithm):
         self.target = TargetNetwork(self.critic_optimizer, tau=hyper.tau)
         seeds = derived_seeds(seed, 2)
         self.noise = normal_noise(seeds[0], spec.action_dim)
-        self.random = uniform_noise(seeds[1], spec.action_dim)
+        self.random = uniform_noise(seeds[1], spec.action_dim)  # actions of the warm-up
 
     def act(
         self,
@@ -76,7 +76,7 @@ class DeterministicActorCritic(Algorithm):
         self.set_training(self.model, False)
         action = self.mean_action(obs)
         if explore:
-            spread = self.schedules(clock)["noise"]
+            spread = self.noise_scale(clock)
             action = (action + spread * self.noise.step(len(obs))).clip(-1, 1).astype(np.float32)
         return ActResult(action, state)
 
@@ -86,18 +86,22 @@ class DeterministicActorCritic(Algorithm):
         action: np.ndarray = self.actor(self.tensor(obs)).cpu().numpy()
         return action
 
-    def clipped_noise(self, rows: Tensor, spread: float) -> Tensor:
-        """Normal noise of a standard deviation, within `noise_clip`, a row of actions each."""
-        noise = self.tensor(self.noise.step(len(rows))) * spread
+    def clipped_noise(self, rows: int, spread: float) -> Tensor:
+        """Normal noise [rows, A] of standard deviation `spread`, clipped to `noise_clip`."""
+        noise = self.tensor(self.noise.step(rows)) * spread
         return noise.clip(-self.hyper.noise_clip, self.hyper.noise_clip)
+
+    def learning_rate(self, clock: Clock) -> float:
+        """The step size of all optimisers."""
+        return scheduled_value(self.hyper.learning_rate, clock.env_steps, clock.horizon)
+
+    def noise_scale(self, clock: Clock) -> float:
+        """The standard deviation of the exploration noise."""
+        return scheduled_value(self.hyper.noise, clock.env_steps, clock.horizon)
 
     def schedules(self, clock: Clock) -> dict[str, float]:
         """The learning rate and the spread of the noise."""
-        when = (clock.env_steps, clock.horizon)
-        return {
-            "learning_rate": scheduled_value(self.hyper.learning_rate, *when),
-            "noise": scheduled_value(self.hyper.noise, *when),
-        }
+        return {"learning_rate": self.learning_rate(clock), "noise": self.noise_scale(clock)}
 
     def check_network(self) -> None:
         """Refuse a network that does not fit."""

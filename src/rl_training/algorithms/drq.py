@@ -93,8 +93,8 @@ class DrQ(SoftActorCritic):
     def critic_loss(self, batch: Batch, noise: Tensor) -> Loss:
         """`drq_critic_loss` towards the mean over the shifts of the next images."""
         rows = len(batch.reward)
-        action, cost = self.next_action(batch, noise)
-        next_value = min_over_critics(self.target(batch.next_obs, action)) - cost
+        action, entropy_term = self.next_action(batch, noise)
+        next_value = min_over_critics(self.target(batch.next_obs, action)) - entropy_term
         target = batch.reward + batch.discount * next_value.reshape(-1, rows).mean(0)
         q_values = self.critics(batch.obs, batch.action)
         return drq_critic_loss(q_values.reshape(len(q_values), -1, rows), target)

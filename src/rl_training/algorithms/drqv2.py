@@ -74,24 +74,24 @@ class DrQv2(DeterministicActorCritic):
 
     def update(self, batch: Batch, clock: Clock) -> UpdateResult:
         """One step of the critics and the encoder, one of the actor, and one of the targets."""
-        now = self.schedules(clock)
+        rate, spread = self.learning_rate(clock), self.noise_scale(clock)
         self.set_training(self.model, True)
         features = self.encoder(self.shifts(batch.obs))
         with torch.no_grad():
             next_features = self.encoder(self.shifts(batch.next_obs))
-        noise = self.clipped_noise(batch.reward, now["noise"])
+        noise = self.clipped_noise(len(batch.reward), spread)
         critic = descend_together(
             (self.encoder_optimizer, self.critic_optimizer),
             self.critic_loss,
             batch._replace(obs=features, next_obs=next_features),
             noise,
-            learning_rate=now["learning_rate"],
+            learning_rate=rate,
         )
         actor = self.actor_optimizer.descend(
             self.actor_loss,
             features.detach(),
-            self.clipped_noise(batch.reward, now["noise"]),
-            learning_rate=now["learning_rate"],
+            self.clipped_noise(len(batch.reward), spread),
+            learning_rate=rate,
         )
         self.target.update(clock)
         return UpdateResult(JoinedMetrics(critic.metrics, actor.metrics))
@@ -114,7 +114,7 @@ class DrQv2(DeterministicActorCritic):
         """A batch whose observations are features, or features alone, and noise."""
         batch = example_batch(self.spec, self.device)
         features, next_features = self.encoder(batch.obs), self.encoder(batch.next_obs).detach()
-        noise = self.clipped_noise(batch.reward, 1.0)
+        noise = self.clipped_noise(len(batch.reward), 1.0)
         of_features = batch._replace(obs=features, next_obs=next_features)
         return {"critic_loss": (of_features, noise), "actor_loss": (features.detach(), noise)}
 

@@ -1,7 +1,8 @@
-"""SAC (Haarnoja et al., 2018): soft actor-critic with a learned temperature.
+"""SAC (Haarnoja et al., 2018a): soft actor-critic, with a learned temperature (2018b).
 
-The temperature's loss is -log(alpha) * (log_prob + target), as in the authors' later code. The
-actor is updated after the critics, with the same batch.
+The first paper fixes the temperature; the second (arXiv:1812.05905) learns it, by a loss with
+alpha. Here that is `log(alpha) * (entropy - target_entropy)`, as in its authors' code. The actor is
+updated after the critics, with the same batch.
 """
 
 from __future__ import annotations
@@ -40,9 +41,11 @@ class SAC(SoftActorCritic):
 
     def critic_loss(self, batch: Batch, noise: Tensor) -> Loss:
         """`sac_loss` towards the lowest target critic."""
-        action, cost = self.next_action(batch, noise)
+        action, entropy_term = self.next_action(batch, noise)
         next_value = min_over_critics(self.target(batch.next_obs, action))
-        return sac_loss(self.critics(batch.obs, batch.action), soft_target(batch, next_value, cost))
+        return sac_loss(
+            self.critics(batch.obs, batch.action), soft_target(batch, next_value, entropy_term)
+        )
 
     def actor_value(self, values: Tensor) -> Tensor:
         """The lowest critic's value."""

@@ -4,7 +4,8 @@ An update is one step of the critics towards `reward + discount * (value - alpha
 a fresh action in the next state and the target critics' value of it; every `policy_delay` updates a
 step of the actor and of the temperature; and then the target critics move. `discount` is zero after
 a termination, so neither value nor entropy follows one. The algorithms differ in how the critics
-are reduced to a value, and in their loss.
+are reduced to a value, and in their loss. The actor and its entropy are those of Haarnoja et al.
+(2018a), the learned temperature is that of Haarnoja et al. (2018b, arXiv:1812.05905).
 """
 
 from __future__ import annotations
@@ -49,35 +50,35 @@ class SquashedSample(NamedTuple):
 
 
 def squashed_sample(output: Tensor, noise: Tensor) -> SquashedSample:
-    """Gaussian actions squashed by tanh (Haarnoja et al., 2018, Appendix C), one per row.
+    """Gaussian actions squashed by tanh (Haarnoja et al., 2018a, Appendix C), one per row.
 
     `output` [B, 2A] has means and log stds, `noise` [B, A] is standard normal. The log-probability
-    is computed from the number before the squashing, which stays exact where tanh has reached its
-    bounds.
+    is computed before the squashing, and so stays exact where tanh has reached its bounds.
     """
     mean, log_std = output.chunk(2, dim=1)
     expect_shapes("B A, B A, B A", mean, log_std, noise)
     log_std = log_std.clip(*LOG_STD_RANGE)
-    before = mean + log_std.exp() * noise
-    density = -0.5 * noise**2 - log_std - _LOG_SQRT_2PI
-    return SquashedSample(before.tanh(), (density - log_slope(before)).sum(1))
+    pre_tanh = mean + log_std.exp() * noise
+    log_density = -0.5 * noise**2 - log_std - _LOG_SQRT_2PI
+    log_prob = (log_density - log_tanh_derivative(pre_tanh)).sum(1)
+    return SquashedSample(pre_tanh.tanh(), log_prob)
 
 
-def log_slope(x: Tensor) -> Tensor:
+def log_tanh_derivative(x: Tensor) -> Tensor:
     """log(1 - tanh(x)^2) = 2 (log 2 - |x| - log(1 + exp(-2 |x|)))."""
     size = x.abs()
     return 2 * (math.log(2) - size - torch.log1p(torch.exp(-2 * size)))
 
 
-def soft_target(batch: Batch, value: Tensor, cost: Tensor) -> Tensor:
-    """`reward + discount * (value - cost)`; all are [B].
+def soft_target(batch: Batch, value: Tensor, entropy_term: Tensor) -> Tensor:
+    """`reward + discount * (value - entropy_term)`; all are [B].
 
-    `cost` is alpha times the log-probability of the action that was valued. Discount is zero after
-    a termination: neither value nor entropy follows. With `n_step` rewards the entropy of the
-    actions in between is left out, as is usual.
+    `entropy_term` is alpha times the log-probability of the action that was valued. Discount is
+    zero after a termination: neither value nor entropy follows. With `n_step` rewards the entropy
+    of the actions in between is left out, as is usual.
     """
-    expect_shapes("B, B, B, B", batch.reward, batch.discount, value, cost)
-    return batch.reward + batch.discount * (value - cost)
+    expect_shapes("B, B, B, B", batch.reward, batch.discount, value, entropy_term)
+    return batch.reward + batch.discount * (value - entropy_term)
 
 
 def min_over_critics(values: Tensor) -> Tensor:
@@ -109,8 +110,9 @@ class LogAlpha(nn.Module):
 class Temperature(Stateful):
     """`alpha`, the weight of the entropy: fixed, or learned to keep the policy's entropy.
 
-    "auto" starts at `initial_alpha` and descends log(alpha) * (entropy - target_entropy): alpha
-    grows while the policy's entropy is below the target.
+    "auto" starts at `initial_alpha` and descends `log(alpha) * (entropy - target_entropy)`
+    (Haarnoja et al., 2018b, arXiv:1812.05905): alpha grows while the policy's entropy is below the
+    target.
     """
 
     state_fields = ("log_alpha", "_optimizer")
@@ -119,10 +121,12 @@ class Temperature(Stateful):
         self, hyper: SoftActorCriticConfig, target_entropy: float, device: torch.device
     ) -> None:
         self.fixed = None if hyper.alpha == "auto" else float(hyper.alpha)
-        self._target = target_entropy
+        self._target_entropy = target_entropy
         module = LogAlpha(hyper.initial_alpha).to(device)
         self._optimizer = Optimizer(module)
-        self._log_alpha = module.value
+        self._trained_log_alpha = module.value
+        # Taken only now: the optimiser has moved the parameter's memory into its flat buffer, and
+        # this shares it, without a gradient.
         self.log_alpha = module.value.detach()
 
     @property
@@ -137,20 +141,11 @@ class Temperature(Stateful):
 
     def loss(self, entropy: Tensor) -> Tensor:
         """`log(alpha) * (entropy - target_entropy)`."""
-        return self._log_alpha * (entropy - self._target)
+        return self._trained_log_alpha * (entropy - self._target_entropy)
 
     def update(self, entropy: Tensor, learning_rate: float) -> None:
-        """One step at the policy's current entropy, if the weight is learned."""
-        if self.learned:
-            self._optimizer.descend(self.loss, entropy, learning_rate=learning_rate)
-
-
-class Expectation(NamedTuple):
-    """Sampled actions [B, A], the critics' mean value of them [B], and alpha * log_prob [B]."""
-
-    action: np.ndarray
-    value: np.ndarray
-    cost: np.ndarray
+        """One step at the policy's current entropy."""
+        self._optimizer.descend(self.loss, entropy, learning_rate=learning_rate)
 
 
 class SoftActorCritic(Algorithm):
@@ -195,23 +190,24 @@ class SoftActorCritic(Algorithm):
         self.temperature = Temperature(hyper, hyper.entropy_for(spec.action_dim), self.device)
         seeds = derived_seeds(seed, 2)
         self.noise = normal_noise(seeds[0], spec.action_dim)
-        self.random = uniform_noise(seeds[1], spec.action_dim)
+        self.random = uniform_noise(seeds[1], spec.action_dim)  # actions of the warm-up
         self.updates = 0
 
     def update(self, batch: Batch, clock: Clock) -> UpdateResult:
         """One step of the critics, of actor and temperature where due, and of the targets."""
-        rate = self.schedules(clock)["learning_rate"]
+        rate = self.learning_rate(clock)
         self.set_training(self.actor, True)
         self.set_training(self.critics, True)
         self.updates += 1
         batch = self.augment(batch)
-        noise = self.draw_noise(batch.next_obs)
+        noise = self.draw_noise(len(batch.next_obs))
         critic = self.critic_optimizer.descend(self.critic_loss, batch, noise, learning_rate=rate)
         metrics = critic.metrics
         if self.updates % self.hyper.actor_interval == 0:
-            noise = self.draw_noise(batch.reward)
+            noise = self.draw_noise(len(batch.reward))
             actor = self.actor_optimizer.descend(self.actor_loss, batch, noise, learning_rate=rate)
-            self.temperature.update(self._entropy(actor, batch, noise), rate)
+            if self.temperature.learned:
+                self.temperature.update(self._entropy(actor, batch, noise), rate)
             metrics = JoinedMetrics(metrics, actor.metrics)
         self.target.update(clock)
         return UpdateResult(metrics)
@@ -222,7 +218,7 @@ class SoftActorCritic(Algorithm):
 
     def actor_loss(self, batch: Batch, noise: Tensor) -> Loss:
         """`soft_actor_loss` of fresh actions; `noise` is standard normal, a row per transition."""
-        obs = batch.obs[: len(batch.reward)]
+        obs = batch.obs[: len(batch.reward)]  # `augment` may repeat observations, as DrQ's does
         action, log_prob = self.policy(obs, noise)
         value = self.actor_value(self.critics(obs, action))
         return soft_actor_loss(value, log_prob, self.temperature.alpha)
@@ -245,20 +241,22 @@ class SoftActorCritic(Algorithm):
         """The batch that is learned from; the actor takes its first rows, one per transition."""
         return batch
 
-    def draw_noise(self, rows: Tensor) -> Tensor:
-        """Standard normal numbers, a row of action dimensions for each row."""
-        return self.tensor(self.noise.step(len(rows)))
+    def draw_noise(self, rows: int) -> Tensor:
+        """Standard normal numbers [rows, A]."""
+        return self.tensor(self.noise.step(rows))
 
     def example_inputs(self) -> dict[str, tuple[Any, ...]]:
         """A batch, augmented, and noise for each loss."""
         batch = self.augment(example_batch(self.spec, self.device))
-        critic_noise, actor_noise = map(self.draw_noise, (batch.next_obs, batch.reward))
-        return {"critic_loss": (batch, critic_noise), "actor_loss": (batch, actor_noise)}
+        return {
+            "critic_loss": (batch, self.draw_noise(len(batch.next_obs))),
+            "actor_loss": (batch, self.draw_noise(len(batch.reward))),
+        }
 
     def _entropy(self, actor: Loss, batch: Batch, noise: Tensor) -> Tensor:
         """The policy's entropy at the batch, which a custom loss need not report."""
-        if "entropy" in actor.metrics or not self.temperature.learned:
-            return actor.metrics.get("entropy", noise)
+        if "entropy" in actor.metrics:
+            return actor.metrics["entropy"]
         with torch.no_grad():
             return -self.policy(batch.obs[: len(batch.reward)], noise).log_prob.mean()
 
@@ -289,25 +287,29 @@ class SoftActorCritic(Algorithm):
         return array
 
     @torch.no_grad()
-    def expectation(self, obs: np.ndarray, noise: np.ndarray) -> Expectation:
-        """What the critics expect of actions that `noise` [B, A] draws; changes nothing."""
+    def sampled_values(self, obs: np.ndarray, noise: np.ndarray) -> SampledValues:
+        """Actions that `noise` [B, A] draws and the critics' values of them; changes nothing."""
         self.set_training(self.actor, False)
         self.set_training(self.critics, False)
         rows = self.tensor(obs)
         action, log_prob = self.policy(rows, self.tensor(noise))
         value = self.critics(rows, action).mean((0, 2))
-        cost = self.temperature.alpha * log_prob
-        return Expectation(*(x.cpu().numpy() for x in (action, value, cost)))
+        entropy_term = self.temperature.alpha * log_prob
+        return SampledValues(*(x.cpu().numpy() for x in (action, value, entropy_term)))
+
+    def learning_rate(self, clock: Clock) -> float:
+        """The step size of all optimisers."""
+        return scheduled_value(self.hyper.learning_rate, clock.env_steps, clock.horizon)
 
     def schedules(self, clock: Clock) -> dict[str, float]:
         """The learning rate."""
-        rate = scheduled_value(self.hyper.learning_rate, clock.env_steps, clock.horizon)
-        return {"learning_rate": rate}
+        return {"learning_rate": self.learning_rate(clock)}
 
     def check_network(self) -> None:
         """Refuse a network without a fitting `actor(obs)` and `critics(obs, action)`."""
         spec, actor = self.spec, self.actor
-        obs = example_observation(spec, trainable_parameters(actor)[0].device)
+        trainable_parameters(actor)  # refuses a network without any
+        obs = example_observation(spec, self.device)
         outputs = (1, 2 * spec.action_dim)
         shown = ", ".join(map(str, ("batch", *spec.obs_shape)))
         shapes = f"(batch, {outputs[1]}) for observations ({shown})"
@@ -317,13 +319,21 @@ class SoftActorCritic(Algorithm):
     def check_critics(self, count: int, members: Tensor | None = None) -> None:
         """Refuse critics that do not give (critics, batch, outputs)."""
         critics, spec = self.critics, self.spec
-        device = trainable_parameters(critics)[0].device
-        obs = example_observation(spec, device)
-        inputs = [obs, torch.zeros(1, spec.action_dim, device=device)]
+        trainable_parameters(critics)
+        obs = example_observation(spec, self.device)
+        inputs = [obs, torch.zeros(1, spec.action_dim, device=self.device)]
         call = f"network.critics(obs {tuple(obs.shape)}, action {tuple(inputs[1].shape)}"
         if members is not None:
-            inputs.append(members.to(device))
+            inputs.append(members.to(self.device))
             call += f", members {members.tolist()}"
         expected = (count, 1, self.hyper.critic_outputs)
         shapes = f"(critics, batch, outputs) {expected}"
         check_output(critics, critics, inputs, expected, name=f"{call})", shapes=shapes)
+
+
+class SampledValues(NamedTuple):
+    """Sampled actions [B, A], the critics' mean value of them [B], and alpha * log_prob [B]."""
+
+    action: np.ndarray
+    value: np.ndarray
+    entropy_term: np.ndarray

@@ -70,10 +70,10 @@ class TD3(DeterministicActorCritic):
 
     def update(self, batch: Batch, clock: Clock) -> UpdateResult:
         """One step of the critics; where due, one of the actor and of both targets."""
-        rate = self.schedules(clock)["learning_rate"]
+        rate = self.learning_rate(clock)
         self.set_training(self.model, True)
         self.updates += 1
-        noise = self.clipped_noise(batch.reward, self.hyper.target_noise)
+        noise = self.clipped_noise(len(batch.reward), self.hyper.target_noise)
         critic = self.critic_optimizer.descend(self.critic_loss, batch, noise, learning_rate=rate)
         if self.updates % self.hyper.policy_delay:
             return UpdateResult(critic.metrics)
@@ -97,7 +97,7 @@ class TD3(DeterministicActorCritic):
     def example_inputs(self) -> dict[str, tuple[Any, ...]]:
         """A batch, and noise for the critics."""
         batch = example_batch(self.spec, self.device)
-        noise = self.clipped_noise(batch.reward, self.hyper.target_noise)
+        noise = self.clipped_noise(len(batch.reward), self.hyper.target_noise)
         return {"critic_loss": (batch, noise), "actor_loss": (batch,)}
 
     def check_network(self) -> None:

@@ -193,17 +193,17 @@ def squashed_sample(output: Array, noise: Array) -> SquashedArrays:
     mean, raw = output[:, :size], output[:, size:]
     log_std = raw.clip(*LOG_STD_RANGE)
     spread = np.exp(log_std) * noise
-    before = mean + spread
-    density = -0.5 * noise * noise - log_std - _LOG_SQRT_2PI
-    log_prob = (density - log_slope(before)).sum(1)
-    return SquashedArrays(np.tanh(before), log_prob, spread, raw == log_std)
+    pre_tanh = mean + spread
+    log_density = -0.5 * noise * noise - log_std - _LOG_SQRT_2PI
+    log_prob = (log_density - log_tanh_derivative(pre_tanh)).sum(1)
+    return SquashedArrays(np.tanh(pre_tanh), log_prob, spread, raw == log_std)
 
 
-def log_slope(x: Array) -> Array:
+def log_tanh_derivative(x: Array) -> Array:
     """log(1 - tanh(x)^2), as in the definition."""
     size = abs(x)
-    slope: Array = 2 * (math.log(2) - size - np.log1p(np.exp(-2 * size)))
-    return slope
+    result: Array = 2 * (math.log(2) - size - np.log1p(np.exp(-2 * size)))
+    return result
 
 
 def squashed_gradient(sample: SquashedArrays, by_action: Array, by_log_prob: Array) -> Array:

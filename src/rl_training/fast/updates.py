@@ -127,24 +127,25 @@ class SoftKernel:
         with np.errstate(all="ignore"):
             arrays = self._views.of(batch)
             policy = losses.squashed_sample(self._actor.forward(arrays.next_obs), noise.numpy())
-            cost = self._alpha() * policy.log_prob
+            entropy_term = self._alpha() * policy.log_prob
             subset = None
             if isinstance(self._algorithm, REDQ):
                 subset = self._algorithm.draw_subset()
             after = self._target.forward(arrays.next_obs, policy.action, subset)
             output, backward = self._critics.vjp(arrays.obs, arrays.action)
-            result = self._critic_loss(output, after, cost, arrays)
+            result = self._critic_loss(output, after, entropy_term, arrays)
             backward(result.gradient)
         return Loss(_NO_VALUE, Metrics(CRITIC_METRICS, result.metrics))
 
     def _critic_loss(
-        self, output: Array, after: Array, cost: Array, batch: losses.BatchArrays
+        self, output: Array, after: Array, entropy_term: Array, batch: losses.BatchArrays
     ) -> losses.CriticLoss:
         if isinstance(self._algorithm, TQC):
             atoms = losses.truncated_atoms(after, self._algorithm.hyper.dropped_quantiles)
-            reward, discount, taken = (x[:, None] for x in (batch.reward, batch.discount, cost))
-            return losses.tqc_loss(output, reward + discount * (atoms - taken))
-        target = batch.reward + batch.discount * (losses.min_over_critics(after) - cost)
+            kept = atoms - entropy_term[:, None]
+            target = batch.reward[:, None] + batch.discount[:, None] * kept
+            return losses.tqc_loss(output, target)
+        target = batch.reward + batch.discount * (losses.min_over_critics(after) - entropy_term)
         loss = losses.redq_loss if isinstance(self._algorithm, REDQ) else losses.sac_loss
         return loss(output, target)
 

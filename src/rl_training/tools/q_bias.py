@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.wrappers import TimeLimit
 
 from rl_training.algorithms.base import ActResult
-from rl_training.algorithms.soft_actor_critic import Expectation, SoftActorCritic
+from rl_training.algorithms.soft_actor_critic import SampledValues, SoftActorCritic
 from rl_training.data.types import PolicyState
 from rl_training.errors import ConfigError
 from rl_training.runtime.assembly import Environments
@@ -39,7 +39,7 @@ class Episode(NamedTuple):
     """One episode: rewards, alpha * log_prob of its actions, and the critics' values of them."""
 
     rewards: np.ndarray
-    costs: np.ndarray
+    entropy_terms: np.ndarray
     values: np.ndarray
     terminated: bool
 
@@ -117,29 +117,29 @@ class QBias(Callback):
         algorithm, action_dim = run.algorithm, run.agent.adapter.spec.action_dim
         assert isinstance(algorithm, SoftActorCritic)
         noise = np.random.default_rng(seed)
-        expected: Expectation
+        sampled: SampledValues
 
         def act(obs: np.ndarray, state: PolicyState, first: np.ndarray) -> ActResult:  # noqa: ARG001
-            nonlocal expected
+            nonlocal sampled
             draws = noise.standard_normal((len(obs), action_dim), np.float32)
-            expected = algorithm.expectation(run.agent.normalizer.array(obs), draws)
-            return ActResult(expected.action, state)
+            sampled = algorithm.sampled_values(run.agent.normalizer.array(obs), draws)
+            return ActResult(sampled.action, state)
 
         recorded: list[list[tuple[float, float, float]]] = [[] for _ in range(self.episodes)]
         terminated = [False] * self.episodes
         steps = player.play(act, run.algorithm.initial_state, episodes=self.episodes, seed=seed)
         for taken in islice(steps, self.states + self.horizon):
             for step in taken:
-                cost, value = float(expected.cost[step.row]), float(expected.value[step.row])
                 reward = step.reward * run.hyper.reward_scale
-                recorded[step.episode].append((reward, cost, value))
+                entropy_term, value = sampled.entropy_term[step.row], sampled.value[step.row]
+                recorded[step.episode].append((reward, float(entropy_term), float(value)))
                 terminated[step.episode] = step.terminated
             if run.interrupts.received is not None:
                 break
         columns = (np.array(rows).T for rows in recorded)
         return [
-            Episode(rewards, costs, values, ended)
-            for (rewards, costs, values), ended in zip(columns, terminated, strict=True)
+            Episode(rewards, entropy_terms, values, ended)
+            for (rewards, entropy_terms, values), ended in zip(columns, terminated, strict=True)
         ]
 
 
@@ -186,7 +186,7 @@ def bias_of(
     if min(counted) < 1:
         return {}
     returns = [
-        soft_returns(e.rewards, e.costs, gamma)[:count]
+        soft_returns(e.rewards, e.entropy_terms, gamma)[:count]
         for e, count in zip(episodes, counted, strict=True)
     ]
     values = [e.values[:count] for e, count in zip(episodes, counted, strict=True)]
@@ -202,10 +202,10 @@ def bias_of(
     }
 
 
-def soft_returns(rewards: np.ndarray, costs: np.ndarray, gamma: float) -> np.ndarray:
-    """G[t] = reward[t] + gamma * (G[t + 1] - cost[t + 1]), with nothing after the last step."""
+def soft_returns(rewards: np.ndarray, entropy_terms: np.ndarray, gamma: float) -> np.ndarray:
+    """G[t] = reward[t] + gamma * (G[t + 1] - entropy_term[t + 1]), and nothing after the end."""
     returns, next_value = np.zeros(len(rewards)), 0.0
     for step in reversed(range(len(rewards))):
         returns[step] = rewards[step] + gamma * next_value
-        next_value = returns[step] - costs[step]
+        next_value = returns[step] - entropy_terms[step]
     return returns

@@ -43,9 +43,10 @@ class MyAlgo(SAC):
         `gamma * (1 - done)`. `noise` [B, A] is standard normal.
         """
         # A fresh action of the policy in the next state, and alpha times its log-probability.
-        action, cost = self.next_action(batch, noise)
+        action, entropy_term = self.next_action(batch, noise)
         next_value = min_over_critics(self.target(batch.next_obs, action))  # [B]
-        target = soft_target(batch, next_value, cost).detach()  # reward + discount * (value - cost)
+        # reward + discount * (next_value - entropy_term)
+        target = soft_target(batch, next_value, entropy_term).detach()
         q = self.critics(batch.obs, batch.action)[:, :, 0]  # [E, B], a row per critic
         # An example of another loss: SAC's is half the square, which a huge delta gives too.
         error = F.huber_loss(q, target.expand_as(q), reduction="none", delta=self.hyper.huber_delta)
