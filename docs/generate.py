@@ -193,7 +193,7 @@ def reading(family: str) -> str:
 
 
 def reading_order(spec: AlgorithmSpec) -> list[str]:
-    """What an update is made of: the files of `algorithms`, then those of `models`."""
+    """What an update is made of: what it is given, `algorithms`, then `models`."""
     images = "vector" not in spec.observations
     env = EnvSpec(
         env_id="example",
@@ -215,7 +215,8 @@ def reading_order(spec: AlgorithmSpec) -> list[str]:
                 waiting.append(imported)
             importers[imported].add(name)
     found = [f"{name.removeprefix('rl_training/')}.py" for name in _in_order(importers)]
-    return sorted(found, key=lambda name: name.startswith("models"))  # stable
+    # Stable, and first of all the batch, the clock and the shapes that everything is given.
+    return ["data/types.py", *sorted(found, key=lambda name: name.startswith("models"))]
 
 
 def imported_files(name: str) -> list[str]:

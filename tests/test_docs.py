@@ -238,10 +238,12 @@ def test_a_solved_task_that_is_lost_again_is_counted(generate: ModuleType) -> No
     )
 
 
-def test_an_update_is_understood_from_eight_files(generate: ModuleType) -> None:
+def test_an_update_is_understood_from_the_types_and_eight_files(generate: ModuleType) -> None:
     lists = {spec.name: generate.reading_order(spec) for spec in packaged_specs().values()}
-    assert {name: files for name, files in lists.items() if len(files) > 8} == {}
+    assert {files[0] for files in lists.values()} == {"data/types.py"}
+    assert {name: files for name, files in lists.items() if len(files[1:]) > 8} == {}
     assert lists["dqn"] == [
+        "data/types.py",
         "algorithms/dqn.py",
         "algorithms/value_based.py",
         "algorithms/optimization.py",

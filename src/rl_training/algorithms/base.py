@@ -24,14 +24,18 @@ class Loss(NamedTuple):
 
     @classmethod
     def of(cls, result: Loss | Tensor, name: str = "loss") -> Loss:
-        """The same; a plain scalar is its only metric, under the given name."""
+        """`result` as a `Loss`; a plain scalar becomes one, logged under `name`."""
         if isinstance(result, Loss):
             return result
         return cls(result, {name: result.detach()})
 
 
 class UpdateResult(NamedTuple):
-    """What an update reports: detached 0-d metrics by name, optimiser steps made, priorities."""
+    """What an update reports: detached 0-d metrics by name, and priorities if there are any.
+
+    `gradient_steps` is the number of updates that a call counts as: more than one only on-policy,
+    where a call goes through a rollout in several minibatches and epochs.
+    """
 
     metrics: Mapping[str, Tensor]
     gradient_steps: int = 1
@@ -55,7 +59,8 @@ class Algorithm(Stateful, ABC):
 
     losses: ClassVar[tuple[str, ...]] = ("loss",)
     compiles: ClassVar[bool] = True
-    """Whether `torch.compile` gains anything: kernels of sequences are left as they are."""
+    """Whether `torch.compile` is worthwhile; not for recurrent networks, whose PyTorch kernels are
+    fused already."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)

@@ -1,7 +1,11 @@
 """DQN (Mnih et al., 2015), with double Q-learning (van Hasselt et al., 2016) as an option.
 
-Deviations from the paper: Adam by default instead of RMSprop, intervals in environment
-transitions, and a gradient-norm bound of 10.
+Defaults that deviate, with the paper's (Extended Data Table 1) in parentheses: Adam with epsilon
+1e-8 (centred RMSprop); minibatches of 64 (32); a replay buffer of 100,000 (1,000,000), learned from
+after 1,000 transitions (50,000); a target network copied every 500 environment transitions (10,000
+updates); exploration down to 0.05 within a tenth of the run (0.1, within 1,000,000 frames); a
+gradient-norm bound of 10 (none). `optimizer: rmsprop` adds `optimizer_eps` outside the root, where
+the authors add 0.01 inside it.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ def dqn_loss(
     selector: Tensor | None = None,
     kind: Literal["huber", "mse"] = "huber",
 ) -> Loss:
-    """Weighted mean over the batch of the Huber (or half squared) temporal-difference error.
+    """Mean over the batch of the weighted Huber (or half squared) temporal-difference error.
 
     Shapes: q, next_q and selector [B, A]. `q` is the online network at `obs`, `next_q` the target
     network at `next_obs`; `selector` chooses the next action, by default `next_q` itself.

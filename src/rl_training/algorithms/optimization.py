@@ -56,6 +56,7 @@ class Optimizer(Stateful):
     ) -> None:
         self.module = module
         self.flat = flatten(module, gradients=True)
+        # Loss function -> kernel, filled by `fast.accelerate`, empty otherwise.
         self.kernels: dict[Callable[..., Any], Callable[..., Loss]] = {}
         self.leaves: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
         self.eps = eps
@@ -80,7 +81,8 @@ class Optimizer(Stateful):
     def differentiate(self, loss: Callable[..., Loss | Tensor], *inputs: object) -> Loss:
         """Leave the gradient of `loss(*inputs)` in the parameters' `grad`.
 
-        By a kernel, which writes the gradient out, if the loss is the method that it stands for.
+        If `fast.accelerate` registered a hand-written gradient for this loss (a kernel, see
+        docs/architecture.md), that runs instead of autograd.
         """
         kernel = self.kernels.get(getattr(loss, "__func__", loss))
         if kernel is not None:
@@ -198,7 +200,8 @@ class TargetNetwork(Stateful):
 
     With `tau` below 1, or without an `interval`, every update moves the copy a share `tau` of the
     way; otherwise the first update after each multiple of `interval` environment transitions copies
-    the network.
+    the network. `source` is the optimiser of the followed network, whose flat buffer makes a copy
+    one operation.
     """
 
     state_fields = ("module", "intervals_passed")
@@ -229,6 +232,6 @@ class TargetNetwork(Stateful):
             self.intervals_passed = clock.env_steps // self.interval
         else:
             return
-        # Running statistics are copied, never averaged.
+        # Buffers (running statistics, the noise of noisy layers) are copied, never averaged.
         for buffer, source in zip(self.module.buffers(), self._source_buffers, strict=True):
             buffer.copy_(source)

@@ -1,6 +1,8 @@
 """What the algorithms share that learn values and act greedily on them.
 
-An update is one gradient step on the loss of a batch, and then the target network's if it is due.
+An update is one step of the online network towards `reward + discount * max Q_target(next_obs)` (or
+towards the distribution of that return), and then the target network's if it is due. The buffer
+sets `discount` to gamma^k after k summed rewards, and to 0 after a termination.
 """
 
 from __future__ import annotations
@@ -29,18 +31,6 @@ from rl_training.data.examples import example_batch
 from rl_training.data.generators import BlockNoise, NumpyGenerator, derived_seeds
 from rl_training.data.types import Clock, EnvSpec, PolicyState
 from rl_training.models.blocks import NoisyMLP
-
-
-class ReturnDistribution(NamedTuple):
-    """The distribution of each action's return: `returns` [A, N] and their `probabilities` [A, N].
-
-    It consists of `quantiles` of equal probability, in order, of fixed `atoms`, or of a mean alone
-    (`values`, N = 1).
-    """
-
-    form: Literal["values", "quantiles", "atoms"]
-    returns: np.ndarray
-    probabilities: np.ndarray
 
 
 class EpsilonGreedy(BlockNoise):
@@ -199,11 +189,23 @@ class ValueBased(Algorithm):
         spec, output = self.spec, (self.spec.num_actions, *self.per_action(self.hyper))
         sizes = "".join(f", {size}" for size in output)
         shown = ", ".join(map(str, ("batch", *spec.obs_shape)))
-        device = trainable_parameters(self.model)[0].device
+        trainable_parameters(self.model)  # refuses a network without any
         check_output(
             self.model,
             self.model,
-            [example_observation(spec, device)],
+            [example_observation(spec, self.device)],
             (1, *output),
             shapes=f"(batch{sizes}) for observations ({shown})",
         )
+
+
+class ReturnDistribution(NamedTuple):
+    """The distribution of each action's return: `returns` [A, N] and their `probabilities` [A, N].
+
+    It consists of `quantiles` of equal probability, in order, of fixed `atoms`, or of a mean alone
+    (`values`, N = 1).
+    """
+
+    form: Literal["values", "quantiles", "atoms"]
+    returns: np.ndarray
+    probabilities: np.ndarray

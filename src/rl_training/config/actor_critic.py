@@ -42,7 +42,7 @@ class SoftActorCriticConfig(TransitionHyperParameters):
         None,
         gt=0,
         le=1e6,
-        description="bound on the gradient norm, of the actor and of all critics together",
+        description="bound on the gradient norm: one for the actor, one for all critics jointly",
     )
     xavier: ClassVar[bool] = False
     """Whether networks are initialised as in Glorot & Bengio (2010), not by PyTorch's default."""

@@ -1,7 +1,7 @@
 """Puts kernels in place of definitions, where device, threads, network and loss allow.
 
-Nothing but the assembly of an agent imports `fast`; an algorithm that is not accelerated computes
-the same.
+Only `runtime/execution.py`, `experiment/registry.py` and the reference scripts import `fast`; an
+algorithm that is not accelerated computes the same up to rounding.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Kernels:
 
 
 def accelerate(algorithm: Algorithm) -> None:
-    """Let an algorithm act, and learn where one thread does the work, with kernels.
+    """Make an algorithm act with kernels, and learn with them too if there is one thread.
 
-    Several threads belong to torch, which shares out its products among them. Compiled losses stay
-    as they are. A loss without a kernel still gets those of its network's building blocks.
+    With several threads torch learns: it splits matrix products among them. Compiled losses stay
+    compiled. A loss without a kernel still gets those of its network's building blocks.
     """
     if algorithm.device.type != "cpu":
         return

@@ -1,4 +1,4 @@
-"""Collection of experience: the only code that knows autoreset modes, truncation and policy state.
+"""Collection of experience: the only loop that handles autoreset modes.
 
 Whatever a vector environment does when an episode ends, what leaves here are true transitions:
 the successor is the last observation of the episode, and a row that only resets is not valid.
