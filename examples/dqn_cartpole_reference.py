@@ -2,8 +2,9 @@
 
     python examples/dqn_cartpole_reference.py --steps 20000
 
-`rl-training train --config dqn/cartpole` does the same with checkpoints, logs and resume; this
-script is for reading, and a place to start an experiment of your own.
+`rl-training train --config dqn/cartpole` does the same with 3-step returns, a network of 128-128,
+a larger epsilon of Adam, checkpoints, logs and resume; this script is for reading, and a place to
+start an experiment of your own.
 """
 
 import argparse

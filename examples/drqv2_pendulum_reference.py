@@ -2,8 +2,9 @@
 
     python examples/drqv2_pendulum_reference.py --steps 10000
 
-`rl-training train --config drqv2/pendulum_pixels` does the same with checkpoints, logs and resume;
-this script is for reading, and a place to start an experiment of your own.
+`rl-training train --config drqv2/pendulum_pixels` learns the same task in larger batches with a
+falling learning rate, after a longer warm-up, and has checkpoints, logs and resume; this script is
+for reading, and a place to start an experiment of your own.
 """
 
 import argparse

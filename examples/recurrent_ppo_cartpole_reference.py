@@ -2,9 +2,9 @@
 
     python examples/recurrent_ppo_cartpole_reference.py --steps 100000
 
-`rl-training train --config recurrent_ppo/cartpole_masked` does it with checkpoints, logs, resume
-and normalised rewards; this script is for reading, next to `ppo_cartpole_reference.py`. What a
-memory changes:
+`rl-training train --config recurrent_ppo/cartpole_masked` does it with longer rollouts, fewer
+epochs, normalised rewards, checkpoints, logs and resume; this script is for reading, next to
+`ppo_cartpole_reference.py`, whose settings it has. What a recurrent policy changes:
 
 - `act` takes a state and gives the next one. The collector carries it from step to step, from
   `initial_state` on; `first` says in which rows an episode starts and the state is forgotten.
