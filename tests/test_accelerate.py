@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,12 @@ import test_recurrent_ppo_update
 from rl_training.algorithms.base import Loss
 from rl_training.algorithms.c51 import C51
 from rl_training.algorithms.dqn import DQN
-from rl_training.algorithms.optimization import Optimizer
+from rl_training.algorithms.optimization import Optimizer, TargetNetwork
 from rl_training.algorithms.ppo import PPO
 from rl_training.algorithms.qr_dqn import QRDQN
 from rl_training.algorithms.redq import REDQ
 from rl_training.algorithms.sac import SAC
-from rl_training.algorithms.soft_actor_critic import SoftActorCritic
+from rl_training.algorithms.soft_actor_critic import SoftActorCritic, Temperature
 from rl_training.config.actor_critic import DrQConfig
 from rl_training.config.ppo import PPOConfig
 from rl_training.config.value_based import C51Config, DQNConfig, QRDQNConfig
@@ -548,6 +549,136 @@ def test_the_network_of_another_library_learns_what_ours_learns_with_kernels() -
     assert_close(found, expected, **SINGLE)
 
 
+class ClippedTarget(TargetNetwork):
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        return super().__call__(*inputs).clip(-0.1, 0.1)
+
+
+class FlooredTemperature(Temperature):
+    @property
+    def alpha(self) -> Any:
+        return torch.as_tensor(super().alpha).clamp(min=1.5)
+
+
+class Halved(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.module(*inputs) / 2
+
+
+def clip_output(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+    return output.clip(-0.1, 0.1)
+
+
+def replace_target(agent: Any) -> None:
+    agent.target = ClippedTarget(agent.optimizer, tau=0.5)
+
+
+def replace_temperature(agent: Any) -> None:
+    agent.temperature = FlooredTemperature(agent.hyper, -1.0, agent.device)
+
+
+def hook_network(agent: Any) -> None:
+    agent.model.register_forward_hook(clip_output)
+
+
+def hook_actor(agent: Any) -> None:
+    agent.model.actor.register_forward_hook(clip_output)
+
+
+def choose_first(agent: Any) -> None:
+    agent.selector = lambda obs: torch.eye(len(obs), agent.spec.num_actions)
+
+
+def halve_network(agent: Any) -> None:
+    agent.model = Halved(agent.model)
+
+
+def halve_actor(agent: Any) -> None:
+    agent.actor = Halved(agent.actor)
+
+
+def freeze_layer(agent: Any) -> None:
+    next(iter(agent.model.parameters())).requires_grad_(False)
+
+
+def square_errors(agent: Any) -> None:
+    agent.hyper = agent.hyper.model_copy(update={"loss": "mse", "double": True})
+
+
+ALTERED: list[tuple[Any, Any, Any]] = [
+    (make_value_based, transitions, replace_target),
+    (partial(make_soft, "sac"), soft_transitions, replace_temperature),
+    (make_value_based, transitions, hook_network),
+    (make_ppo, partial(rollout, "discrete"), hook_actor),
+    (make_value_based, transitions, choose_first),
+    (make_value_based, transitions, halve_network),
+    (partial(make_soft, "sac"), soft_transitions, halve_actor),
+    (make_value_based, transitions, freeze_layer),
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "data", "alter"), ALTERED, ids=lambda x: getattr(x, "__name__", "")
+)
+@double_precision()
+def test_an_agent_that_was_altered_learns_as_altered(make: Any, data: Any, alter: Any) -> None:
+    """A kernel stands for what is packaged, not for what someone has put in its place."""
+    agents = make(), make(), make()
+    for agent in agents[:2]:
+        alter(agent)
+    plain, fast, packaged = agents
+    accelerate(fast)
+    for number in range(UPDATES):
+        for agent in agents:
+            agent.update(data(number), Clock(number, 100))
+    expected = learned(plain)
+    assert_close(learned(fast), expected, **SINGLE)
+    pairs = zip(learned(packaged).values(), expected.values(), strict=True)
+    assert max(float((x - y).abs().max()) for x, y in pairs) > 1e-5
+
+
+@double_precision()
+def test_a_setting_that_changes_meanwhile_counts() -> None:
+    plain, fast = make_value_based(), make_value_based()
+    accelerate(fast)
+    assert fast.optimizer.kernels
+    for number in range(UPDATES):
+        for agent in (plain, fast):
+            if number == 1:
+                square_errors(agent)
+            agent.update(transitions(number), Clock(number, 100))
+    assert_close(learned(fast), learned(plain), **SINGLE)
+
+
+@pytest.mark.parametrize("name", ["dqn", "sac", "ppo"])
+@double_precision()
+def test_the_loss_of_a_kernel_has_its_value(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, data = {
+        "dqn": (make_value_based, transitions),
+        "sac": (partial(make_soft, "sac"), soft_transitions),
+        "ppo": (make_ppo, partial(rollout, "discrete")),
+    }[name]
+    differentiate, values = Optimizer.differentiate, []
+
+    def watched(*args: Any) -> Loss:
+        loss = differentiate(*args)
+        values.append(float(loss.value.detach()))
+        return loss
+
+    monkeypatch.setattr(Optimizer, "differentiate", watched)
+    plain, fast = make(), make()
+    accelerate(fast)
+    for agent in (plain, fast):
+        agent.update(data(0), Clock(0, 100))
+    half = len(values) // 2
+    assert values[half:] == pytest.approx(values[:half], rel=1e-4, abs=1e-6)
+    assert values[0]
+
+
 @double_precision()
 def test_other_losses_are_not_replaced_by_the_kernel_of_one() -> None:
     dqn, other = make_value_based(), make_value_based()
@@ -693,6 +824,22 @@ def test_inputs_of_other_dimensions_are_taken_as_without_kernels(shape: tuple[in
     assert_close(found, expected)
     mine = gradients(fast, found.square().sum(), x)
     assert_close(mine, gradients(plain, expected.square().sum(), x))
+
+
+def test_an_activation_in_place_may_follow_a_block() -> None:
+    grads = []
+    for network in attached(MLP((3, 8))):
+        torch.relu_(network(torch.ones(2, 3))).sum().backward()
+        grads.append(torch.cat([p.grad.flatten() for p in network.parameters()]))
+    assert_close(grads[0], grads[1])
+    assert grads[0].abs().max() > 0
+
+
+def test_blocks_whose_layers_share_parameters_have_no_kernel() -> None:
+    network = MLP((4, 4))
+    network.add_layer(*network.layers[0])
+    attach_kernels(network, Optimizer(network).flat)
+    assert not blocks_of(network)
 
 
 def test_what_was_overwritten_before_the_backward_pass_is_noticed() -> None:

@@ -25,6 +25,7 @@ from rl_training.runtime.loss_check import check_losses
 from rl_training.runtime.result import TrainResult
 from rl_training.runtime.seeding import global_generator_state
 from rl_training.runtime.spec import trainer
+from rl_training.storage.metrics_log import read_metrics
 from rl_training.storage.tree import tree_hash
 from training import ALGORITHMS, KeepModel, tiny_config
 
@@ -134,6 +135,14 @@ SCALAR = r"Custom\.loss: expected a scalar tensor that requires grad, or Loss\(v
             lambda loss: loss._replace(priority=torch.zeros(2, 1)),
             r"one for each row, a tensor of shape \(2,\), found a tensor of shape \(2, 1\)",
         ),
+        (
+            lambda loss: loss._replace(priority=loss.value.expand(2)),
+            "expected a detached priority, found one with a gradient",
+        ),
+        (
+            lambda loss: torch.ones((), requires_grad=True),
+            "expected a loss that depends on a network of Custom, found one that depends on none",
+        ),
     ],
 )
 def test_what_is_no_loss_is_refused_before_a_run_begins(
@@ -142,6 +151,23 @@ def test_what_is_no_loss_is_refused_before_a_run_begins(
     with pytest.raises(UsageError, match=message):
         train_as("dqn", gives(make), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_parameter_that_nothing_trains_is_refused(tmp_path: Path) -> None:
+    class Custom(DQN):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.beta = torch.nn.Parameter(torch.zeros(()))
+
+    with pytest.raises(UsageError, match=r"Custom\.beta is a parameter that nothing trains"):
+        train_as("dqn", Custom, tmp_path)
+
+
+def test_a_loss_without_metrics_reports_its_value(tmp_path: Path) -> None:
+    result = train_as("dqn", gives(lambda loss: loss._replace(metrics={})), tmp_path)
+    rows = [row for row in read_metrics(result.run_dir / "metrics.jsonl") if "train/loss" in row]
+    assert rows
+    assert all(row["train/loss"] > 0 for row in rows)
 
 
 def test_both_losses_of_an_actor_critic_are_tried(tmp_path: Path) -> None:

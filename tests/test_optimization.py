@@ -21,6 +21,7 @@ from rl_training.algorithms.optimization import (
     descend_together,
     fused_adam,
 )
+from rl_training.errors import ConfigError, UsageError
 from rl_training.models.blocks import MLP
 from rl_training.models.mlp_q_network import MLPQNetwork
 from rounding import double_precision
@@ -173,3 +174,69 @@ def test_a_gradient_replaces_the_one_before() -> None:
         result = optimizer.differentiate(twice, torch.tensor(3.0))
         assert weight.grad.tolist() == [[6.0]]
         assert list(result.metrics) == ["value"]
+
+
+def clamp(network: nn.Module) -> None:
+    for parameter in network.parameters():
+        parameter.data = parameter.data.clamp(-1, 1)
+
+
+@pytest.mark.parametrize("careless", [nn.Module.zero_grad, clamp])
+def test_what_code_of_others_puts_elsewhere_is_trained_all_the_same(careless: Any) -> None:
+    """Weights within 1 stay as they are, and a gradient of None is none."""
+    x, ends = torch.randn(5, 3), []
+    for inside in (False, True):
+        torch.manual_seed(0)
+        network = MLP((3, 8, 2))
+        optimizer = Optimizer(network)
+
+        def loss(network: MLP = network, inside: bool = inside) -> Tensor:
+            if inside:
+                careless(network)
+            return network(x).square().mean()
+
+        for _ in range(3):
+            optimizer.descend(loss, learning_rate=0.01)
+        careless(network)
+        network(x).square().mean().backward()
+        optimizer.step(0.01)
+        ends.append(torch.cat([p.detach().flatten() for p in network.parameters()]))
+        assert torch.equal(ends[-1], optimizer.flat.detach())
+    assert torch.equal(ends[0], ends[1])
+
+
+def test_a_layer_frozen_later_stays_as_it_is() -> None:
+    network = MLP((3, 8, 2))
+    optimizer, first = Optimizer(network), next(network.parameters())
+    first.requires_grad_(False)
+    before = optimizer.flat.detach().clone()
+    optimizer.descend(lambda: network(torch.ones(2, 3)).sum(), learning_rate=0.01)
+    moved = (optimizer.flat.detach() != before).nonzero()
+    assert moved.min() >= first.numel()
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1).double()), "one type, found float32 and"),
+        (nn.Linear(2, 1).bfloat16(), r"float32 or float64, found torch\.bfloat16"),
+    ],
+)
+def test_parameters_that_no_buffer_holds_are_refused(network: nn.Module, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Optimizer(network)
+
+
+def test_a_loss_that_is_no_scalar_is_refused() -> None:
+    network = MLP((3, 2))
+    with pytest.raises(UsageError, match=r"a scalar loss, found the shape \(4, 2\)"):
+        Optimizer(network).descend(lambda: network(torch.ones(4, 3)), learning_rate=0.1)
+
+
+def test_layers_are_those_that_are_registered_now() -> None:
+    network, x = MLP((3, 4, 1)), torch.ones(2, 3)
+    zeros = {name: torch.zeros_like(p) for name, p in network.named_parameters()}
+    assert not torch.func.functional_call(network, zeros, (x,)).any()
+    assert network(x).any()
+    network.load_state_dict(zeros, assign=True)
+    assert not network(x).any()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.data.types import Clock, EnvSpec, PolicyState
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, UsageError
 from rl_training.storage.state import Stateful
 
 
@@ -25,8 +25,15 @@ class Loss(NamedTuple):
     @classmethod
     def of(cls, result: Loss | Tensor, name: str = "loss") -> Loss:
         """`result` as a `Loss`; a plain scalar becomes one, logged under `name`."""
-        if isinstance(result, Loss):
+        if isinstance(result, Loss) and result.metrics:
             return result
+        if isinstance(result, Loss):
+            return result._replace(metrics={name: result.value.detach()})
+        if not isinstance(result, Tensor):
+            raise UsageError(
+                f"{name}: expected a scalar tensor or Loss(value, metrics), found "
+                f"{type(result).__name__}"
+            )
         return cls(result, {name: result.detach()})
 
 
@@ -119,7 +126,11 @@ class Algorithm(Stateful, ABC):
         if network.training is training:
             return
         if network not in self._modules:
-            self._modules[network] = list(network.modules())
+            modules = list(network.modules())
+            plain = all(type(module).train is nn.Module.train for module in modules)
+            self._modules[network] = modules if plain else []
+        if not self._modules[network]:  # one of them decides for itself, as a frozen BatchNorm does
+            network.train(training)
         for module in self._modules[network]:
             module.__dict__["training"] = training
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from rl_training.algorithms.base import Loss
 from rl_training.config.value_based import OptimizerName
 from rl_training.data.types import Clock
+from rl_training.errors import ConfigError, UsageError
 from rl_training.storage.state import Stateful
 
 RMSPROP_DECAY = 0.95
@@ -25,6 +26,10 @@ def flatten(module: nn.Module, *, gradients: bool) -> nn.Parameter:
     the gradients live in a second such buffer.
     """
     parameters = [p for p in module.parameters() if p.requires_grad]
+    if kinds := sorted({str(p.dtype) for p in parameters} - {"torch.float32", "torch.float64"}):
+        raise ConfigError(f"network: expected parameters of float32 or float64, found {kinds[0]}")
+    if len({p.dtype for p in parameters}) > 1:
+        raise ConfigError("network: expected parameters of one type, found float32 and float64")
     flat = nn.Parameter(torch.cat([p.detach().reshape(-1) for p in parameters]), gradients)
     flat_grad = torch.zeros_like(flat, requires_grad=False)
     start = 0
@@ -59,6 +64,8 @@ class Optimizer(Stateful):
         # Loss function -> kernel, filled by `fast.accelerate`, empty otherwise.
         self.kernels: dict[Callable[..., Any], Callable[..., Loss]] = {}
         self.leaves: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
+        self._places = [(p, p.detach(), p.grad) for p in self.leaves]
+        self._by_kernel = False  # a kernel writes where `_places` are, and knows no other place
         self.eps = eps
         self.max_grad_norm = max_grad_norm
         self._move = self._adam if name == "adam" else self._rmsprop
@@ -85,23 +92,43 @@ class Optimizer(Stateful):
         docs/architecture.md), that runs instead of autograd.
         """
         kernel = self.kernels.get(getattr(loss, "__func__", loss))
+        self._by_kernel = kernel is not None
         if kernel is not None:
             return kernel(*inputs)
-        result = Loss.of(loss(*inputs), loss.__name__)
+        result = Loss.of(loss(*inputs), getattr(loss, "__name__", "loss"))
         self.zero_grad()
-        # Only these leaves: an actor's loss goes through the critics and must not train them.
-        torch.autograd.backward(result.value, inputs=self.leaves)
+        backward(result, self.leaves)
         return result
 
     def zero_grad(self) -> None:
         """Forget the last gradient."""
+        for parameter, _, grad in self._places:
+            if parameter.grad is not grad:
+                parameter.grad = grad
         self._grad.zero_()
 
     def step(self, learning_rate: float) -> None:
         """Move the parameters against their gradients."""
+        if not self._by_kernel:
+            self._gather()
+        self._by_kernel = False
         if self.max_grad_norm is not None:
             self._clip(self.max_grad_norm)
         self._move(self._grad, learning_rate)
+
+    def _gather(self) -> None:
+        """Bring back what code of others has put elsewhere.
+
+        `module.zero_grad()` gives parameters gradients of their own, `p.data = ...` other memory.
+        """
+        for parameter, values, grad in self._places:
+            if parameter.grad is not grad:
+                assert grad is not None
+                grad.copy_(torch.zeros(()) if parameter.grad is None else parameter.grad)
+                parameter.grad = grad
+            if parameter.data_ptr() != values.data_ptr():
+                values.copy_(parameter.detach())
+                parameter.data = values
 
     def _clip(self, limit: float) -> None:
         if (grad := self._host_grad) is not None:
@@ -135,14 +162,23 @@ def descend_together(
     learning_rate: float,
 ) -> Loss:
     """One step of several networks against the gradient of one loss."""
-    result = Loss.of(loss(*inputs), loss.__name__)
+    result = Loss.of(loss(*inputs), getattr(loss, "__name__", "loss"))
     for optimizer in optimizers:
         optimizer.zero_grad()
-    leaves = [leaf for optimizer in optimizers for leaf in optimizer.leaves]
-    torch.autograd.backward(result.value, inputs=leaves)
+    backward(result, [leaf for optimizer in optimizers for leaf in optimizer.leaves])
     for optimizer in optimizers:
         optimizer.step(learning_rate)
     return result
+
+
+def backward(loss: Loss, leaves: Sequence[Tensor]) -> None:
+    """Add the gradient of a loss to the leaves' `grad`, except to those frozen meanwhile.
+
+    Only to these: an actor's loss goes through the critics and must not train them.
+    """
+    if loss.value.ndim:
+        raise UsageError(f"expected a scalar loss, found the shape {tuple(loss.value.shape)}")
+    torch.autograd.backward(loss.value, inputs=[leaf for leaf in leaves if leaf.requires_grad])
 
 
 def fused_adam(

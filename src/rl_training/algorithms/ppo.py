@@ -33,7 +33,7 @@ from rl_training.data.generators import BlockNoise, NumpyGenerator
 from rl_training.data.metrics import JoinedMetrics, mean_metrics
 from rl_training.data.shapes import expect_shapes
 from rl_training.data.types import Clock, EnvSpec, PolicyState, Rollout
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, UsageError
 
 PIECE = 256  # images of a rollout that are encoded at once
 KL_MARGIN = 1.5  # an update stops where the KL estimate passes this multiple of the target
@@ -155,13 +155,23 @@ class PPO(Algorithm):
             loss = self.optimizer.differentiate(self.loss, minibatch, now["clip_range"])
             reported.append(loss.metrics)
             # Reading the estimate waits for the device, so it is read only where it decides.
-            if hyper.target_kl and float(loss.metrics["approx_kl"]) > KL_MARGIN * hyper.target_kl:
+            if hyper.target_kl and self.kl_estimate(loss) > KL_MARGIN * hyper.target_kl:
                 break
             self.optimizer.step(now["learning_rate"])
             steps += 1
         fit = explained_variance(torch.as_tensor(samples.value), torch.as_tensor(samples.returns))
         metrics = JoinedMetrics(mean_metrics(reported), {"explained_variance": fit})
         return UpdateResult(metrics, steps)
+
+    def kl_estimate(self, loss: Loss) -> float:
+        """How far the policy has moved from the rollout's, as the loss reports it."""
+        if "approx_kl" not in loss.metrics:
+            names = ", ".join(loss.metrics)
+            raise UsageError(
+                f"target_kl: expected a metric approx_kl of the loss, found {names}; report it, or "
+                "leave target_kl out"
+            )
+        return float(loss.metrics["approx_kl"])
 
     def loss(self, batch: Samples, clip_range: float) -> Loss:
         """The clipped surrogate, the value error and the entropy bonus of a minibatch."""

@@ -11,7 +11,7 @@ from rl_training.config.schedule import Schedule, scheduled_value
 from rl_training.config.value_based import ValueBasedConfig
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.types import Clock, EnvSpec
-from rl_training.errors import NonFiniteError
+from rl_training.errors import NonFiniteError, UsageError
 
 SMALLEST_ERROR = 1e-6  # added to each error, so that no transition is lost for good
 MOST_CHANGES = 1024  # arrays of slots kept until the tree is used
@@ -165,7 +165,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def update_priorities(self, slots: np.ndarray, priorities: Tensor) -> None:
         """Weigh transitions anew by their errors, none of them negative."""
-        weights = (priorities.cpu().numpy() + SMALLEST_ERROR) ** self.exponent
+        errors = priorities.cpu().numpy()
+        if (lowest := float(errors.min())) < 0:
+            raise UsageError(f"expected priorities of at least 0 from the loss, found {lowest}")
+        weights = (errors + SMALLEST_ERROR) ** self.exponent
         highest = float(weights.max())
         if not np.isfinite(highest):
             raise NonFiniteError(

@@ -21,7 +21,7 @@ from rl_training.algorithms.ppo import PPO
 from rl_training.algorithms.qr_dqn import QRDQN
 from rl_training.algorithms.redq import REDQ
 from rl_training.algorithms.sac import SAC
-from rl_training.algorithms.soft_actor_critic import SoftActorCritic
+from rl_training.algorithms.soft_actor_critic import SoftActorCritic, Temperature
 from rl_training.algorithms.tqc import TQC
 from rl_training.algorithms.value_based import ValueBased
 from rl_training.fast import images
@@ -94,6 +94,8 @@ def _find(algorithm: Algorithm) -> Kernels:
 
 def _value_based(algorithm: ValueBased) -> Kernels:
     found = Kernels()
+    if algorithm.model is not algorithm.optimizer.module:
+        return found
     model, target = _trained(algorithm.optimizer), _followed(algorithm.target)
     for home in (DQN, QRDQN, C51):
         if model is None or target is None or not isinstance(algorithm, home):
@@ -108,12 +110,17 @@ def _value_based(algorithm: ValueBased) -> Kernels:
 
 def _soft(algorithm: SoftActorCritic) -> Kernels:
     found = Kernels()
+    modules = (algorithm.actor_optimizer.module, algorithm.critic_optimizer.module)
+    if algorithm.actor is not modules[0] or algorithm.critics is not modules[1]:
+        return found
     actor = _trained(algorithm.actor_optimizer)
     critics, target = _trained(algorithm.critic_optimizer), _followed(algorithm.target)
     for home in (SAC, TQC, REDQ):
         if actor is None or not isinstance(algorithm, home):
             continue
         if not _unchanged(algorithm, home, "policy", "next_action"):
+            continue
+        if type(algorithm.temperature) is not Temperature:
             continue
         kernel = SoftKernel(algorithm, actor, critics, target)
         if _unchanged(algorithm, home, "actions"):
@@ -132,7 +139,8 @@ def _soft(algorithm: SoftActorCritic) -> Kernels:
 def _ppo(algorithm: PPO) -> Kernels:
     found = Kernels()
     optimizer, names = algorithm.optimizer, ("policy", "policy_and_value", "actions_from")
-    packaged = _whole(optimizer) and has_kernel(optimizer.module, {MLPActorCritic})
+    packaged = _is_whole(optimizer) and has_kernel(optimizer.module, {MLPActorCritic})
+    packaged = packaged and algorithm.model is optimizer.module
     if not packaged or not _unchanged(algorithm, PPO, *names):
         return found
     kernel = PPOKernel(algorithm, ActorCriticKernel(algorithm.model, _buffers(optimizer)))
@@ -147,7 +155,8 @@ def _ppo(algorithm: PPO) -> Kernels:
 
 def _recurrent(algorithm: Any) -> Kernels:
     optimizer = algorithm.optimizer
-    packaged = _whole(optimizer) and has_kernel(optimizer.module, RECURRENT)
+    packaged = _is_whole(optimizer) and has_kernel(optimizer.module, RECURRENT)
+    packaged = packaged and algorithm.model is optimizer.module
     if not packaged or not _unchanged(algorithm, Recurrent, "output_and_state"):
         return Kernels()
     kernel = RecurrentKernel(optimizer.module, _buffers(optimizer))
@@ -162,7 +171,7 @@ def _buffers(optimizer: Optimizer) -> Buffers:
 def _trained(optimizer: Optimizer) -> Any:
     """The kernel of a trained network, or None."""
     module = optimizer.module
-    if not has_kernel(module) or not _whole(optimizer):
+    if not has_kernel(module) or not _is_whole(optimizer):
         return None
     return KERNELS[type(module)](module, _buffers(optimizer))
 
@@ -170,16 +179,22 @@ def _trained(optimizer: Optimizer) -> Any:
 def _followed(target: TargetNetwork) -> Any:
     """The kernel of a target network, or None."""
     module = target.module
-    if not has_kernel(module) or not _whole(target):
+    known = type(target) is TargetNetwork and has_kernel(module)
+    if not known or not _is_whole(target):
         return None
     return KERNELS[type(module)](module, Buffers(target.flat.detach().numpy()))
 
 
-def _whole(part: Optimizer | TargetNetwork) -> bool:
-    """Whether all parameters of a network lie in its flat buffer; frozen ones do not."""
-    return sum(p.numel() for p in part.module.parameters()) == part.flat.numel()
+def _is_whole(part: Optimizer | TargetNetwork) -> bool:
+    """Whether all parameters of a network lie in its flat buffer and none was frozen since."""
+    parameters = list(part.module.parameters())
+    alike = all(p.requires_grad == part.flat.requires_grad for p in parameters)
+    return alike and sum(p.numel() for p in parameters) == part.flat.numel()
 
 
 def _unchanged(algorithm: Algorithm, home: type[Any], *names: str) -> bool:
     """Whether methods that a kernel stands for, or relies on, are those of the packaged class."""
-    return all(getattr(type(algorithm), name) is getattr(home, name) for name in names)
+    return all(
+        getattr(type(algorithm), name) is getattr(home, name) and name not in vars(algorithm)
+        for name in names
+    )

@@ -61,6 +61,7 @@ class BlockForward:
         self._grads = [view_of(grads, parameter) for parameter in self.parameters]
         self.kernel = BLOCKS[type(block)](block, Buffers(flat.detach().numpy(), grads))
         self._trained = flat.requires_grad
+        self.reads_output = isinstance(block, MLP) and block.features
         self._dimensions = (2, 3) if isinstance(block, EnsembleMLP) else (2,)
 
     def __call__(self, x: Tensor, members: Tensor | None = None) -> Tensor:
@@ -115,13 +116,13 @@ class _Block(torch.autograd.Function):
                 x.detach().numpy(), to_input=ctx.needs_input_grad[0]
             )
         ctx.block, output = block, torch.from_numpy(outputs)
-        # The backward pass reads both, so autograd is to notice if they are overwritten.
-        ctx.save_for_backward(x, output)
+        # Autograd is to notice if what the backward pass reads is overwritten.
+        ctx.save_for_backward(x, *([output] if block.reads_output else ()))
         return output
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, _ = ctx.saved_tensors  # raises if one was overwritten
+        x, *_ = ctx.saved_tensors  # raises if one was overwritten
         if torch.is_grad_enabled():  # of which a penalty, say, will take the gradient again
             return ctx.block.differentiable_gradients(x, grads[0], ctx.needs_input_grad)
         with np.errstate(all="ignore"):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from rl_training.models.blocks import MLP, DuelingMLP, EnsembleMLP
+from rl_training.models.blocks import MLP, DuelingMLP, EnsembleMLP, Layers
 from rl_training.models.mlp_actor_critic import MLPActorCritic
 from rl_training.models.mlp_actor_q_ensemble import MLPActor, MLPCritics
 from rl_training.models.mlp_categorical_q_network import MLPCategoricalQNetwork
@@ -285,7 +285,20 @@ PARTS = {MLP, DuelingMLP, EnsembleMLP, Memory, RecurrentCore, nn.LSTM, nn.GRU, n
 def has_kernel(module: nn.Module, table: Container[type[nn.Module]] = KERNELS) -> bool:
     """Whether a table has a kernel for the module, and all its parts are those it knows."""
     parts = (type(part) for part in module.modules() if part is not module)
-    return type(module) in table and all(part in PARTS for part in parts)
+    known = type(module) in table and all(part in PARTS for part in parts)
+    return known and not any(map(_is_altered, module.modules()))
+
+
+def _is_altered(module: nn.Module) -> bool:
+    """Whether a module has hooks, a forward pass of its own, or layers that share parameters."""
+    hooks = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
+    shares = isinstance(module, Layers) and len({*module.parameters()}) < 2 * len(module.layers)
+    return any(hooks) or "forward" in vars(module) or shares
 
 
 def rectify(x: Array) -> Array:

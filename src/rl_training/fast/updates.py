@@ -30,10 +30,14 @@ Array = np.ndarray
 VALUE_METRICS = ("loss", "q_value_mean", "target_mean", "td_error_mean")
 CRITIC_METRICS = ("critic_loss", "q_value_mean", "target_q_mean")
 ACTOR_METRICS = ("actor_loss", "entropy", "alpha")
-PPO_METRICS = ("policy_loss", "value_loss", "approx_kl", "clip_fraction", "entropy", "loss")
-_NO_VALUE = torch.zeros(())  # the scalar of a loss whose gradient is already in place
-
+PPO_METRICS = ("loss", "policy_loss", "value_loss", "approx_kl", "clip_fraction", "entropy")
 Record = TypeVar("Record", bound=NamedTuple)
+
+
+def _reported(names: tuple[str, ...], numbers: Array, priority: Tensor | None = None) -> Loss:
+    """The loss whose gradient is in place; its value is the first of the metrics."""
+    value = torch.from_numpy(numbers[:1].reshape(()))  # a view is cheaper than an index of torch
+    return Loss(value, Metrics(names, numbers), priority)
 
 
 class ArrayViews:
@@ -62,8 +66,8 @@ class ValueKernel:
     def __init__(
         self, algorithm: DQN | QRDQN | C51, model: ReshapedKernel, target: ReshapedKernel
     ) -> None:
+        self._algorithm = algorithm
         self._model, self._target = model, target
-        self._double = algorithm.hyper.double
         self._views = ArrayViews(losses.BatchArrays)
         self._q_values, self._loss = _value_functions(algorithm)
 
@@ -73,13 +77,12 @@ class ValueKernel:
             arrays = self._views.of(batch)
             after = self._target.forward(arrays.next_obs)
             selector = None
-            if self._double:
+            if self._algorithm.hyper.double:
                 selector = self._q_values(self._model.forward(arrays.next_obs))
             output, backward = self._model.vjp(arrays.obs)
             result = self._loss(output, after, arrays, selector=selector)
             backward(result.gradient)
-        metrics = Metrics(VALUE_METRICS, result.metrics)
-        return Loss(_NO_VALUE, metrics, torch.from_numpy(result.priority))
+        return _reported(VALUE_METRICS, result.metrics, torch.from_numpy(result.priority))
 
     def greedy(self, obs: Array) -> Array:
         """The action with the highest Q-value in each row."""
@@ -93,9 +96,8 @@ def _value_functions(
 ) -> tuple[Callable[[Array], Array], Callable[..., losses.ValueLoss]]:
     """Q-values of an output, and the loss."""
     if isinstance(algorithm, DQN):
-        huber = algorithm.hyper.loss == "huber"
         return (lambda output: output), lambda *args, **options: losses.dqn_loss(
-            *args, **options, huber=huber
+            *args, **options, huber=algorithm.hyper.loss == "huber"
         )
     if isinstance(algorithm, QRDQN):
         return (lambda output: output.mean(-1)), losses.qr_dqn_loss
@@ -135,7 +137,7 @@ class SoftKernel:
             output, backward = self._critics.vjp(arrays.obs, arrays.action)
             result = self._critic_loss(output, after, entropy_term, arrays)
             backward(result.gradient)
-        return Loss(_NO_VALUE, Metrics(CRITIC_METRICS, result.metrics))
+        return _reported(CRITIC_METRICS, result.metrics)
 
     def _critic_loss(
         self, output: Array, after: Array, entropy_term: Array, batch: losses.BatchArrays
@@ -164,7 +166,7 @@ class SoftKernel:
             entropy = -policy.log_prob.mean()
             loss = -alpha * entropy - value.mean()
             metrics = np.stack([loss, entropy, np.ones_like(entropy) * alpha])
-        return Loss(_NO_VALUE, Metrics(ACTOR_METRICS, metrics))
+        return _reported(ACTOR_METRICS, metrics)
 
     def _actor_value(self, values: Array) -> tuple[Array, Array]:
         """What the critics' values are to the actor [B], and the derivative by them."""
@@ -240,7 +242,7 @@ class PPOKernel:
             backward((by_policy[0], hyper.value_coef * terms.by_value, *by_policy[1:]))
             numbers = losses.means(*terms[:4], policy.entropy())
             loss = numbers[0] + hyper.value_coef * numbers[1] - hyper.entropy_coef * numbers[4]
-        return Loss(_NO_VALUE, Metrics(PPO_METRICS, np.append(numbers, np.float32(loss))))
+        return _reported(PPO_METRICS, np.append(np.float32(loss), numbers))
 
     def actions(self, obs: Array, noise: Array | None) -> Array:
         """Actions that `noise` draws, or the most likely ones without it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,14 +25,21 @@ class Layers(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers: list[tuple[nn.Parameter, nn.Parameter]] = []
+        self._names: list[tuple[str, str]] = []
+
+    @property
+    def layers(self) -> list[tuple[Any, Any]]:
+        """The weight and the bias of each layer, as they are registered now."""
+        parameters = self._parameters
+        return [(parameters[weight], parameters[bias]) for weight, bias in self._names]
 
     def add_layer(self, weight: nn.Parameter, bias: nn.Parameter) -> None:
         """Append a layer."""
-        depth = len(self.layers)
-        self.register_parameter(f"weight{depth}", weight)
-        self.register_parameter(f"bias{depth}", bias)
-        self.layers.append((weight, bias))
+        depth = len(self._names)
+        names = f"weight{depth}", f"bias{depth}"
+        for name, parameter in zip(names, (weight, bias), strict=True):
+            self.register_parameter(name, parameter)
+        self._names.append(names)
 
     @torch.no_grad()
     def init_orthogonal(self, *, last_gain: float, gain: float = math.sqrt(2)) -> None:

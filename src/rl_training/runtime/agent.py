@@ -191,7 +191,13 @@ def resolve_device(name: str) -> torch.device:
 
 def _build_network(spec: AlgorithmSpec, hyper: HyperParameters, env_spec: EnvSpec) -> nn.Module:
     if hyper.network is None:
-        model = spec.model(env_spec, hyper)
+        try:
+            model = spec.model(env_spec, hyper)
+        except (AttributeError, TypeError) as error:
+            raise ConfigError(
+                f"the algorithm {spec.name!r}: its model cannot be built from a "
+                f"{type(hyper).__name__}: {error}"
+            ) from error
         if not isinstance(model, nn.Module):
             raise ConfigError(
                 f"the algorithm {spec.name!r}: model: expected a callable that gives a "

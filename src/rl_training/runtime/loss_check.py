@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,12 @@ def check_losses(algorithm: Algorithm) -> None:
     if not _gives_what_update_does(type(algorithm)):
         return
     kind = type(algorithm).__name__
+    for name, value in vars(algorithm).items():
+        if isinstance(value, torch.nn.Parameter):
+            raise UsageError(
+                f"{kind}.{name} is a parameter that nothing trains: {kind}.update trains its "
+                "networks; make it a parameter of the network, or give it an Optimizer in an update"
+            )
     with _state_kept(algorithm):
         examples = _call(f"{kind}.example_inputs", algorithm.example_inputs)
         networks = algorithm.networks().values()
@@ -41,7 +47,12 @@ def check_losses(algorithm: Algorithm) -> None:
             result = _call(title, getattr(algorithm, name), *inputs)
             _check_result(title, result)
             value = result.value if isinstance(result, Loss) else result
-            _call(f"the gradient of {title}", _differentiate, value, leaves)
+            grads = _call(f"the gradient of {title}", _differentiate, value, leaves)
+            if all(grad is None for grad in grads):
+                raise UsageError(
+                    f"{title}: expected a loss that depends on a network of {kind}, found one that "
+                    "depends on none; compute it from a network's output"
+                )
 
 
 def _gives_what_update_does(kind: type[Algorithm]) -> bool:
@@ -84,8 +95,8 @@ def _call(title: str, function: Callable[..., Any], *inputs: object) -> Any:
         ) from error
 
 
-def _differentiate(value: Tensor, leaves: list[Tensor]) -> None:
-    torch.autograd.grad(value, leaves, allow_unused=True)
+def _differentiate(value: Tensor, leaves: list[Tensor]) -> Sequence[Tensor | None]:
+    return torch.autograd.grad(value, leaves, allow_unused=True)
 
 
 def _check_result(title: str, result: object) -> None:
@@ -98,6 +109,8 @@ def _check_result(title: str, result: object) -> None:
             f"{title}: expected no priority or one for each row, a tensor of shape ({ROWS},), "
             f"found {_described(priority)}"
         )
+    if priority is not None and priority.requires_grad:
+        raise UsageError(f"{title}: expected a detached priority, found one with a gradient")
 
 
 def _value_mistake(value: object) -> tuple[str, str]:
