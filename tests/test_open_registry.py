@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -562,3 +563,32 @@ def test_finding_an_algorithm_does_not_import_torch() -> None:
 def test_the_algorithm_of_these_tests_is_one_short_file() -> None:
     assert munchausen_dqn.__file__ is not None
     assert len(Path(munchausen_dqn.__file__).read_text().splitlines()) <= 60
+
+
+def test_a_module_that_exits_ends_nothing_else(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "leaves.py").write_text("import sys\nsys.exit('bye')\n")
+    with pytest.raises(ConfigError, match="importing 'leaves' failed with SystemExit: bye"):
+        get_spec("leaves:SPEC")
+    monkeypatch.syspath_prepend(str(folder))
+    entry = EntryPoint("leaves", "leaves:SPEC", spec_table.ENTRY_POINTS)
+    with pytest.raises(ConfigError, match=r"'leaves' .* cannot be used: SystemExit: bye"):
+        spec_table._load(entry)
+
+
+def test_another_algorithm_of_a_checkpoints_name_is_used_with_a_warning(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = (Path(munchausen_dqn.__file__)).read_text()
+    (folder / "one.py").write_text(source)
+    (folder / "two.py").write_text(source)
+    config = {"algo": "one:SPEC", "env_id": "CartPole-v1", "total_timesteps": 30}
+    quick = {"final_eval_episodes": 0, "output_dir": str(folder / "runs"), "algo_kwargs": KWARGS}
+    run_dir = train_config(resolve_config(config | quick).config).run_dir
+    spec_table._known.clear()
+    rl_training.register(get_spec("two:SPEC"))
+    caplog.set_level(logging.WARNING)
+    open_checkpoint(run_dir)
+    words = "trained with the algorithm at one:SPEC; here 'munchausen_dqn' is the one at two:SPEC"
+    assert words in caplog.text

@@ -33,8 +33,8 @@ def import_object(path: str) -> Any:
 
 def import_module(name: str) -> ModuleType:
     """The module of that name, also from the current directory; ConfigError if it fails."""
-    directory = os.getcwd()
-    if not {"", directory} & set(sys.path):
+    directory, package = os.getcwd(), __name__.partition(".")[0]
+    if name.partition(".")[0] != package and not {"", directory} & set(sys.path):
         sys.path.insert(0, directory)
     try:
         return importlib.import_module(name)
@@ -46,9 +46,9 @@ def import_module(name: str) -> ModuleType:
                 + (f" (needed for {name!r})" if error.name != name else "")
             ) from error
         raise _broken(name, error) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _broken(name, error) from error
 
 
-def _broken(name: str, error: Exception) -> ConfigError:
+def _broken(name: str, error: BaseException) -> ConfigError:
     return ConfigError(f"importing {name!r} failed with {type(error).__name__}: {error}")

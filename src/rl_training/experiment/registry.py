@@ -21,6 +21,7 @@ from rl_training.runtime.spec_table import (
     add_spec,
     all_specs,
     find_spec,
+    import_path,
     portable_name,
     register,
 )
@@ -124,11 +125,11 @@ def saved_spec(checkpoint: Checkpoint, given: AlgorithmSpec | None = None) -> Al
                 f"class or command for {name}"
             )
         register(given)
-        return given
+        return _known_by_name(checkpoint, given, path)
     try:
         known = find_spec(name)
         if known is not None:
-            return known
+            return _known_by_name(checkpoint, known, path)
         if path is not None:
             imported = _import_spec(path)
             if imported.name == name:
@@ -144,6 +145,20 @@ def saved_spec(checkpoint: Checkpoint, given: AlgorithmSpec | None = None) -> Al
         "was not stored with an import path; in Python, call rl_training.register(SPEC) first, or "
         "load it with rl_training.algorithm_class(SPEC)"
     )
+
+
+def _known_by_name(checkpoint: Checkpoint, spec: AlgorithmSpec, path: str | None) -> AlgorithmSpec:
+    """The spec; a warning if the checkpoint's was another, or the same at another place."""
+    here = import_path(spec)
+    if path is not None and here is not None and here != path:
+        logger.warning(
+            "%s was trained with the algorithm at %s; here %r is the one at %s, which is used",
+            checkpoint.path,
+            path,
+            spec.name,
+            here,
+        )
+    return spec
 
 
 def load_agent(checkpoint: Checkpoint, config: TrainConfig) -> Agent:

@@ -143,7 +143,7 @@ def _load(entry: EntryPoint) -> None:
     origin = f"the algorithm {entry.name!r} (entry point {entry.value}{owner}) cannot be used"
     try:
         spec = entry.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a module that exits must not end the listing
         raise ConfigError(f"{origin}: {type(error).__name__}: {error}") from error
     if not isinstance(spec, AlgorithmSpec):
         raise ConfigError(f"{origin}: expected an AlgorithmSpec, found {spec!r}")
