@@ -9,15 +9,11 @@ QUICK_TESTS := $(wildcard tests/test_*_update.py) $(addprefix tests/test_, packa
 	package_api_exports.py config.py yaml_strict.py checkpointing.py replay_buffer.py \
 	recurrent_replay_buffer.py rollout_buffer.py dqn_trainer_smoke.py ppo_trainer_smoke.py)
 
-# What `make test-processors` runs, and with which settings: each makes this machine round like
-# another, in torch's loops, oneDNN's convolutions and recurrent layers, or NumPy's matrix products.
+# The settings of `make test-processors`: each makes this machine round like another,
+# in torch's loops, oneDNN's convolutions and recurrent layers, or NumPy's matrix products.
 PROCESSORS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 \
 	ONEDNN_MAX_CPU_ISA=SSE41 ONEDNN_MAX_CPU_ISA=AVX2 \
 	OPENBLAS_CORETYPE=Haswell OPENBLAS_CORETYPE=Zen
-NUMERICAL_TESTS := $(wildcard tests/test_*_update.py tests/test_*_models.py tests/test_*replay*.py) \
-	$(addprefix tests/test_, accelerate.py custom_losses.py dueling.py ensemble.py explain.py \
-	image_networks.py kernels.py noisy_layers.py normalization.py optimization.py \
-	rollout_buffer.py squashed_gaussian.py)
 
 .PHONY: help setup train test test-release test-all-pythons test-processors check evidence bench clean
 .DEFAULT_GOAL := help
@@ -45,10 +41,10 @@ test-python-%: $(VENV)/.test
 	cd .pythons/$* && bin/rl-training train --config dqn/cartpole --set total_timesteps=2000
 	.pythons/$*/bin/pytest -q $(QUICK_TESTS)
 
-test-processors: $(VENV)/.test ## Run the numerical tests as other processors would round (10 minutes).
+test-processors: $(VENV)/.test ## Run the tests as other processors would round (an hour).
 	@failed=; for setting in $(PROCESSORS); do \
 	  echo "$$setting"; \
-	  env $$setting $(BIN)/pytest -q -n 2 --dist worksteal $(NUMERICAL_TESTS) || failed="$$failed $$setting"; \
+	  env $$setting $(BIN)/pytest -q -n 2 --dist worksteal || failed="$$failed $$setting"; \
 	done; \
 	test -z "$$failed" || { echo "failed with$$failed"; exit 1; }
 

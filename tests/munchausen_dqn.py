@@ -8,11 +8,10 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from rl_training.algorithms.base import Loss
-from rl_training.algorithms.value_based import ValueBased, action_values
-from rl_training.config.value_based import ValueBasedConfig
-from rl_training.data.types import Batch
-from rl_training.runtime.dqn_trainer import DQN_SPEC
+from rl_training.algorithms import Loss, ValueBased, action_values
+from rl_training.config import ValueBasedConfig
+from rl_training.data import Batch
+from rl_training.runtime import DQN_SPEC
 
 LOWEST = -1.0  # bound on the scaled log-policy, l0 in the paper
 

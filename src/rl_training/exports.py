@@ -36,7 +36,7 @@ _ALGORITHMS = (
     Algorithm("TD3", "td3", "actor_critic", "td3", ("td3_loss", "td3_target")),
     Algorithm("DrQ", "drq", "actor_critic", "drq", ("drq_loss",)),
     Algorithm("DrQv2", "drqv2", "actor_critic", "drqv2", ("drqv2_loss",)),
-    Algorithm("PPO", "ppo", "ppo", "ppo", ("gae", "ppo_terms")),
+    Algorithm("PPO", "ppo", "ppo", "ppo", ("Samples", "gae", "normalized", "ppo_terms")),
     Algorithm("RecurrentPPO", "recurrent_ppo", "ppo", "recurrent_ppo"),
 )
 
@@ -56,12 +56,21 @@ _HOMES: dict[str, dict[str, tuple[str, ...]]] = {
         "api.managed": ("ManagedAlgorithm", "algorithm_class"),
     },
     "rl_training.algorithms": {
-        "algorithms.base": ("Algorithm", "Loss", "UpdateResult"),
+        "algorithms.base": ("ActResult", "Algorithm", "Loss", "UpdateResult"),
+        "algorithms.deterministic_actor_critic": ("DeterministicActorCritic",),
         "algorithms.functional.quantile": ("quantile_huber_loss",),
         "algorithms.functional.random_shift": ("random_shift",),
-        "algorithms.soft_actor_critic": ("soft_actor_loss", "soft_target"),
+        "algorithms.optimization": ("Optimizer", "TargetNetwork"),
+        "algorithms.soft_actor_critic": (
+            "SoftActorCritic",
+            "min_over_critics",
+            "soft_actor_loss",
+            "soft_target",
+        ),
+        "algorithms.value_based": ("ValueBased", "action_values"),
     },
     "rl_training.config": {
+        "config.actor_critic": ("DeterministicConfig", "SoftActorCriticConfig"),
         "config.hyper_parameters": (
             "HyperParameters",
             "OffPolicyHyperParameters",
@@ -79,6 +88,7 @@ _HOMES: dict[str, dict[str, tuple[str, ...]]] = {
             "scheduled_value",
         ),
         "config.train_config": ("TrainConfig",),
+        "config.value_based": ("QLearningConfig", "ValueBasedConfig"),
     },
     "rl_training.data": {
         "data.normalization": ("ObservationNormalizer", "RewardNormalizer"),
@@ -117,6 +127,7 @@ _HOMES: dict[str, dict[str, tuple[str, ...]]] = {
     "rl_training.runtime": {
         "runtime.collector": ("Collector",),
         "runtime.evaluator": ("Evaluator",),
+        "runtime.spec": ("AlgorithmSpec", "Lazy"),
     },
     "rl_training.models.recurrent": {
         "models.recurrent.actor_critic": ("RecurrentActorCritic",),
@@ -141,7 +152,9 @@ def _collect() -> dict[str, dict[str, str]]:
             add(package, f"config.{row.config}", f"{row.name}Config")
         for package in ("rl_training", "rl_training.api"):
             add(package, "api.algorithms", row.name)
-        add("rl_training", f"runtime.{row.trainer}_trainer", f"train_{row.trainer}")
+        trainer = f"runtime.{row.trainer}_trainer"
+        add("rl_training", trainer, f"train_{row.trainer}")
+        add("rl_training.runtime", trainer, f"{row.module.upper()}_SPEC")
     for package in ("rl_training.models.cnn", "rl_training.models.recurrent"):
         table["rl_training.models"] |= table[package]
     return {package: dict(sorted(names.items())) for package, names in table.items()}

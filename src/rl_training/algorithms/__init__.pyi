@@ -1,10 +1,12 @@
 # Generated from rl_training/exports.py by docs/generate.py; change the table there.
 
+from rl_training.algorithms.base import ActResult as ActResult
 from rl_training.algorithms.base import Algorithm as Algorithm
 from rl_training.algorithms.base import Loss as Loss
 from rl_training.algorithms.base import UpdateResult as UpdateResult
 from rl_training.algorithms.c51 import C51 as C51
 from rl_training.algorithms.c51 import c51_loss as c51_loss
+from rl_training.algorithms.deterministic_actor_critic import DeterministicActorCritic as DeterministicActorCritic
 from rl_training.algorithms.dqn import DQN as DQN
 from rl_training.algorithms.dqn import dqn_loss as dqn_loss
 from rl_training.algorithms.drq import DrQ as DrQ
@@ -15,8 +17,12 @@ from rl_training.algorithms.drqv2 import DrQv2 as DrQv2
 from rl_training.algorithms.drqv2 import drqv2_loss as drqv2_loss
 from rl_training.algorithms.functional.quantile import quantile_huber_loss as quantile_huber_loss
 from rl_training.algorithms.functional.random_shift import random_shift as random_shift
+from rl_training.algorithms.optimization import Optimizer as Optimizer
+from rl_training.algorithms.optimization import TargetNetwork as TargetNetwork
 from rl_training.algorithms.ppo import PPO as PPO
+from rl_training.algorithms.ppo import Samples as Samples
 from rl_training.algorithms.ppo import gae as gae
+from rl_training.algorithms.ppo import normalized as normalized
 from rl_training.algorithms.ppo import ppo_terms as ppo_terms
 from rl_training.algorithms.qr_dqn import QRDQN as QRDQN
 from rl_training.algorithms.qr_dqn import qr_dqn_loss as qr_dqn_loss
@@ -26,6 +32,8 @@ from rl_training.algorithms.redq import random_subset as random_subset
 from rl_training.algorithms.redq import redq_loss as redq_loss
 from rl_training.algorithms.sac import SAC as SAC
 from rl_training.algorithms.sac import sac_loss as sac_loss
+from rl_training.algorithms.soft_actor_critic import SoftActorCritic as SoftActorCritic
+from rl_training.algorithms.soft_actor_critic import min_over_critics as min_over_critics
 from rl_training.algorithms.soft_actor_critic import soft_actor_loss as soft_actor_loss
 from rl_training.algorithms.soft_actor_critic import soft_target as soft_target
 from rl_training.algorithms.td3 import TD3 as TD3
@@ -34,6 +42,8 @@ from rl_training.algorithms.td3 import td3_target as td3_target
 from rl_training.algorithms.tqc import TQC as TQC
 from rl_training.algorithms.tqc import tqc_loss as tqc_loss
 from rl_training.algorithms.tqc import truncated_atoms as truncated_atoms
+from rl_training.algorithms.value_based import ValueBased as ValueBased
+from rl_training.algorithms.value_based import action_values as action_values
 from rl_training.config.actor_critic import DrQConfig as DrQConfig
 from rl_training.config.actor_critic import DrQv2Config as DrQv2Config
 from rl_training.config.actor_critic import REDQConfig as REDQConfig

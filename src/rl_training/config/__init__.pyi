@@ -1,9 +1,11 @@
 # Generated from rl_training/exports.py by docs/generate.py; change the table there.
 
+from rl_training.config.actor_critic import DeterministicConfig as DeterministicConfig
 from rl_training.config.actor_critic import DrQConfig as DrQConfig
 from rl_training.config.actor_critic import DrQv2Config as DrQv2Config
 from rl_training.config.actor_critic import REDQConfig as REDQConfig
 from rl_training.config.actor_critic import SACConfig as SACConfig
+from rl_training.config.actor_critic import SoftActorCriticConfig as SoftActorCriticConfig
 from rl_training.config.actor_critic import TD3Config as TD3Config
 from rl_training.config.actor_critic import TQCConfig as TQCConfig
 from rl_training.config.hyper_parameters import HyperParameters as HyperParameters
@@ -25,4 +27,6 @@ from rl_training.config.train_config import TrainConfig as TrainConfig
 from rl_training.config.value_based import C51Config as C51Config
 from rl_training.config.value_based import DQNConfig as DQNConfig
 from rl_training.config.value_based import DRQNConfig as DRQNConfig
+from rl_training.config.value_based import QLearningConfig as QLearningConfig
 from rl_training.config.value_based import QRDQNConfig as QRDQNConfig
+from rl_training.config.value_based import ValueBasedConfig as ValueBasedConfig

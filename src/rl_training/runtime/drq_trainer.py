@@ -6,8 +6,8 @@ from rl_training.config.actor_critic import DrQConfig
 from rl_training.runtime import sac_trainer
 from rl_training.runtime.spec import Lazy, trainer
 
-SPEC = replace(
-    sac_trainer.SPEC,
+DRQ_SPEC = replace(
+    sac_trainer.SAC_SPEC,
     name="drq",
     title="Data-regularised Q",
     paper="Kostrikov et al., 2020",
@@ -18,4 +18,4 @@ SPEC = replace(
     actions=frozenset({"continuous"}),
 )
 
-train_drq = trainer(SPEC)
+train_drq = trainer(DRQ_SPEC)

@@ -4,7 +4,7 @@ from rl_training.config.value_based import DRQNConfig
 from rl_training.runtime.off_policy import OFF_POLICY
 from rl_training.runtime.spec import AlgorithmSpec, Lazy, trainer
 
-SPEC = AlgorithmSpec(
+DRQN_SPEC = AlgorithmSpec(
     name="drqn",
     title="Deep recurrent Q-network",
     paper="Hausknecht & Stone, 2015",
@@ -17,4 +17,4 @@ SPEC = AlgorithmSpec(
     actions=frozenset({"discrete"}),
 )
 
-train_drqn = trainer(SPEC)
+train_drqn = trainer(DRQN_SPEC)

@@ -6,8 +6,8 @@ from rl_training.config.actor_critic import DrQv2Config
 from rl_training.runtime import drq_trainer
 from rl_training.runtime.spec import Lazy, trainer
 
-SPEC = replace(
-    drq_trainer.SPEC,
+DRQV2_SPEC = replace(
+    drq_trainer.DRQ_SPEC,
     name="drqv2",
     title="Data-regularised Q, version 2",
     paper="Yarats et al., 2021",
@@ -16,4 +16,4 @@ SPEC = replace(
     algorithm=Lazy("rl_training.algorithms.drqv2:DrQv2"),
 )
 
-train_drqv2 = trainer(SPEC)
+train_drqv2 = trainer(DRQV2_SPEC)

@@ -4,7 +4,7 @@ from rl_training.config.ppo import PPOConfig
 from rl_training.runtime.on_policy import ON_POLICY
 from rl_training.runtime.spec import AlgorithmSpec, Lazy, trainer
 
-SPEC = AlgorithmSpec(
+PPO_SPEC = AlgorithmSpec(
     name="ppo",
     title="Proximal policy optimisation",
     paper="Schulman et al., 2017",
@@ -27,4 +27,4 @@ SPEC = AlgorithmSpec(
     normalizes_rewards=True,
 )
 
-train_ppo = trainer(SPEC)
+train_ppo = trainer(PPO_SPEC)

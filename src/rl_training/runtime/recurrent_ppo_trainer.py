@@ -4,7 +4,7 @@ from rl_training.config.ppo import RecurrentPPOConfig
 from rl_training.runtime.on_policy import ON_POLICY
 from rl_training.runtime.spec import AlgorithmSpec, Lazy, trainer
 
-SPEC = AlgorithmSpec(
+RECURRENT_PPO_SPEC = AlgorithmSpec(
     name="recurrent_ppo",
     title="Recurrent proximal policy optimisation",
     paper="Schulman et al., 2017",
@@ -27,4 +27,4 @@ SPEC = AlgorithmSpec(
     normalizes_rewards=True,
 )
 
-train_recurrent_ppo = trainer(SPEC)
+train_recurrent_ppo = trainer(RECURRENT_PPO_SPEC)

@@ -6,8 +6,8 @@ from rl_training.config.actor_critic import REDQConfig
 from rl_training.runtime import sac_trainer
 from rl_training.runtime.spec import Lazy, trainer
 
-SPEC = replace(
-    sac_trainer.SPEC,
+REDQ_SPEC = replace(
+    sac_trainer.SAC_SPEC,
     name="redq",
     title="Randomised ensembled double Q-learning",
     paper="Chen et al., 2021",
@@ -15,4 +15,4 @@ SPEC = replace(
     algorithm=Lazy("rl_training.algorithms.redq:REDQ"),
 )
 
-train_redq = trainer(SPEC)
+train_redq = trainer(REDQ_SPEC)

@@ -4,7 +4,7 @@ from rl_training.config.actor_critic import SACConfig
 from rl_training.runtime.off_policy import OFF_POLICY
 from rl_training.runtime.spec import AlgorithmSpec, Lazy, trainer
 
-SPEC = AlgorithmSpec(
+SAC_SPEC = AlgorithmSpec(
     name="sac",
     title="Soft actor-critic",
     paper="Haarnoja et al., 2018",
@@ -17,4 +17,4 @@ SPEC = AlgorithmSpec(
     actions=frozenset({"continuous", "continuous_array"}),
 )
 
-train_sac = trainer(SPEC)
+train_sac = trainer(SAC_SPEC)

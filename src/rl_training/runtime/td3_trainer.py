@@ -6,8 +6,8 @@ from rl_training.config.actor_critic import TD3Config
 from rl_training.runtime import sac_trainer
 from rl_training.runtime.spec import Lazy, trainer
 
-SPEC = replace(
-    sac_trainer.SPEC,
+TD3_SPEC = replace(
+    sac_trainer.SAC_SPEC,
     name="td3",
     title="Twin delayed deterministic policy gradient",
     paper="Fujimoto et al., 2018",
@@ -16,4 +16,4 @@ SPEC = replace(
     algorithm=Lazy("rl_training.algorithms.td3:TD3"),
 )
 
-train_td3 = trainer(SPEC)
+train_td3 = trainer(TD3_SPEC)

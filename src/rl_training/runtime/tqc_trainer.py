@@ -6,8 +6,8 @@ from rl_training.config.actor_critic import TQCConfig
 from rl_training.runtime import sac_trainer
 from rl_training.runtime.spec import Lazy, trainer
 
-SPEC = replace(
-    sac_trainer.SPEC,
+TQC_SPEC = replace(
+    sac_trainer.SAC_SPEC,
     name="tqc",
     title="Truncated quantile critics",
     paper="Kuznetsov et al., 2020",
@@ -15,4 +15,4 @@ SPEC = replace(
     algorithm=Lazy("rl_training.algorithms.tqc:TQC"),
 )
 
-train_tqc = trainer(SPEC)
+train_tqc = trainer(TQC_SPEC)

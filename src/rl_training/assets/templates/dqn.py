@@ -9,12 +9,9 @@ from dataclasses import replace
 
 from pydantic import Field
 
-from rl_training.algorithms.base import Loss
-from rl_training.algorithms.dqn import DQN, dqn_loss
-from rl_training.algorithms.value_based import action_values
-from rl_training.config.value_based import DQNConfig
-from rl_training.data.types import Batch
-from rl_training.runtime.dqn_trainer import DQN_SPEC
+from rl_training.algorithms import DQN, DQNConfig, Loss, action_values, dqn_loss
+from rl_training.data import Batch
+from rl_training.runtime import DQN_SPEC
 
 
 class MyAlgoConfig(DQNConfig):

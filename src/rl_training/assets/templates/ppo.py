@@ -9,10 +9,8 @@ from dataclasses import replace
 
 from pydantic import Field
 
-from rl_training.algorithms.base import Loss
-from rl_training.algorithms.ppo import PPO, Samples, normalized, ppo_terms
-from rl_training.config.ppo import PPOConfig
-from rl_training.runtime.ppo_trainer import SPEC as PPO_SPEC
+from rl_training.algorithms import PPO, Loss, PPOConfig, Samples, normalized, ppo_terms
+from rl_training.runtime import PPO_SPEC
 
 
 class MyAlgoConfig(PPOConfig):

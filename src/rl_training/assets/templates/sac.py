@@ -11,12 +11,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from rl_training.algorithms.base import Loss
-from rl_training.algorithms.sac import SAC
-from rl_training.algorithms.soft_actor_critic import min_over_critics, soft_target
-from rl_training.config.actor_critic import SACConfig
-from rl_training.data.types import Batch
-from rl_training.runtime.sac_trainer import SPEC as SAC_SPEC
+from rl_training.algorithms import SAC, Loss, SACConfig, min_over_critics, soft_target
+from rl_training.data import Batch
+from rl_training.runtime import SAC_SPEC
 
 
 class MyAlgoConfig(SACConfig):
