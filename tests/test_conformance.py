@@ -44,20 +44,28 @@ PAIRS = [(algo, way) for algo in ALGORITHMS for way in WAYS if algo in OF_SOME.g
 resume_from_one_cut = partial(testing.resume_is_exact, cuts=1)
 
 
+# The algorithms of a family differ in their updates; the rest is checked on one of each.
+ABOUT_UPDATES = (
+    testing.updates_learn,
+    testing.acting_is_valid,
+    testing.ends_are_told_apart,
+    testing.other_spaces_are_refused,
+)
+
+
 def cases() -> Iterator[Any]:
     for algo in ALGORITHMS:
-        for check in testing.CHECKS:
+        for check in testing.CHECKS if algo in ONE_OF_EACH_FAMILY else ABOUT_UPDATES:
             yield pytest.param(check, algo, WAYS["kernels"], id=f"{check.__name__}-{algo}")
         several = {"num_envs": 3}
         yield pytest.param(resume_from_one_cut, algo, several, id=f"resume_is_exact-{algo}-several")
     for algo, way in PAIRS:
-        if way == "kernels":
-            continue
-        # The algorithms of a family differ in their losses, not in how they are saved.
-        about_saving = (resume_from_one_cut, testing.loading_agrees)
-        for check in about_saving if algo in ONE_OF_EACH_FAMILY else (testing.updates_learn,):
-            name = getattr(check, "__name__", "resume_is_exact")
-            yield pytest.param(check, algo, WAYS[way], id=f"{name}-{algo}-{way}")
+        if way != "kernels" and algo in WITH_KERNELS & {*ONE_OF_EACH_FAMILY}:
+            name = f"resume_is_exact-{algo}-{way}"
+            yield pytest.param(resume_from_one_cut, algo, WAYS[way], id=name)
+    for algo in sorted(COMPILED - WITH_KERNELS):  # the others' are compared in test_execution
+        name = f"updates_learn-{algo}-compiled"
+        yield pytest.param(testing.updates_learn, algo, WAYS["compiled"], id=name)
 
 
 @pytest.mark.parametrize(("check", "algo", "changes"), list(cases()))
@@ -98,7 +106,7 @@ def test_updates_compute_as_requested(
     assert ways == [(kernels, "compiled" if compiled else "eager")]
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("algo", ONE_OF_EACH_FAMILY)
 def test_without_its_random_generators_a_resumed_run_differs(
     algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,7 +33,13 @@ CASES = (
         learning_steps=5_000,
         short_steps=300,
         learned=PENDULUM_LEARNED,
-        smaller={"hidden_sizes": (64, 64), "batch_size": 128, "num_critics": 2},
+        smaller={
+            "hidden_sizes": (64, 64),
+            "batch_size": 128,
+            "num_critics": 2,
+            "num_quantiles": 9,
+            "dropped_quantiles": 1,
+        },
     ),
     Case(
         name="td3_pendulum_reference",

@@ -39,7 +39,7 @@ ATOMS = {"num_atoms": 11, "v_min": 0.0, "v_max": 20.0}
 # sequences or images.
 WITH_KERNELS = {"dqn", "qr_dqn", "c51", "ppo", "sac", "tqc", "redq"}
 COMPILED = WITH_KERNELS | {"drq", "td3"}
-ONE_OF_EACH_FAMILY = ("dqn", "sac", "ppo")
+ONE_OF_EACH_FAMILY = ("dqn", "drqn", "sac", "drq", "ppo")
 
 SOFT: dict[str, Any] = {
     "hidden_sizes": [16],
