@@ -11,8 +11,7 @@ from torch.testing import assert_close
 from rl_training.algorithms.base import UpdateResult
 from rl_training.algorithms.dqn import DQN, dqn_loss, q_target
 from rl_training.config.value_based import DQNConfig
-from rl_training.data.shapes import expect_shapes
-from rl_training.data.types import Clock, EnvSpec
+from rl_training.data.types import Clock, EnvSpec, expect_shapes
 from rl_training.errors import ConfigError
 from rl_training.models.mlp_q_network import MLPQNetwork
 from rounding import double_precision

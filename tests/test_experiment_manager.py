@@ -22,7 +22,7 @@ from rl_training import DQN, ExperimentManager, TrainConfig, train_dqn
 from rl_training.cli import app
 from rl_training.errors import ConfigError, RunError, SaveError, UsageError
 from rl_training.experiment.manager import ExperimentInterrupted, parse_seeds
-from rl_training.experiment.statistics import bootstrap_interval, interquartile_mean
+from rl_training.experiment.result import bootstrap_interval, interquartile_mean
 from rl_training.runtime.result import TrainingInterrupted
 from rl_training.storage.runs import RunLock
 from toy_envs import CountingEnv, RandomWalkEnv

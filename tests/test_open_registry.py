@@ -43,7 +43,7 @@ from rl_training.runtime.spec import AlgorithmSpec, Lazy, trainer
 from rl_training.storage.checkpoints import Checkpoint, find_checkpoint
 from rl_training.testing import final_state, interrupted_at, short_config
 from rl_training.tools.doctor import suitability
-from rl_training.tools.doctor.update_time import seconds_per_step
+from rl_training.tools.doctor.suitability import seconds_per_step
 from rl_training.tools.evidence.card import read_card
 from test_experiment_manager import replace_popen
 from training import TINY

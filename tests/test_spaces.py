@@ -14,9 +14,9 @@ from gymnasium import spaces
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
 from rl_training.config.train_config import TrainConfig
-from rl_training.envs.actions import action_codec
 from rl_training.envs.spaces import (
     SpaceAdapter,
+    action_codec,
     action_kind,
     observation_kind,
     space_from_plain,

@@ -20,8 +20,8 @@ from rl_training.experiment.registry import open_checkpoint, resolve_config
 from rl_training.experiment.registry import train_config as train
 from rl_training.fast.accelerate import learns_with_kernels
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.execution import ONE_THREAD_WORK, threads
 from rl_training.runtime.result import TrainingInterrupted, resume_entry
-from rl_training.runtime.threads import ONE_THREAD_WORK, threads
 from rl_training.runtime.training_run import TrainingRun
 from toy_envs import CountingEnv
 from training import StopAt, tiny_config
@@ -207,7 +207,7 @@ def test_a_resumed_run_keeps_one_thread_for_what_would_now_get_more(
     config, note = tiny_config("dqn", tmp_path), Note()
     with pytest.raises(TrainingInterrupted) as stopped:
         train(config, callbacks=[StopAt(60)])
-    monkeypatch.setattr("rl_training.runtime.threads.ONE_THREAD_WORK", 1)
+    monkeypatch.setattr("rl_training.runtime.execution.ONE_THREAD_WORK", 1)
     train(config, resume=stopped.value.result.run_dir, callbacks=[note])
     assert note.found == (1, True)
 

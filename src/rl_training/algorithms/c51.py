@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from rl_training.algorithms.base import Loss
 from rl_training.algorithms.value_based import ReturnDistribution, ValueBased, action_values
 from rl_training.config.value_based import C51Config
-from rl_training.data.shapes import expect_shapes
-from rl_training.data.types import Batch, EnvSpec
+from rl_training.data.types import Batch, EnvSpec, expect_shapes
 
 
 def project(probabilities: Tensor, reward: Tensor, discount: Tensor, support: Tensor) -> Tensor:

@@ -13,8 +13,7 @@ from rl_training.algorithms.optimization import Optimizer, TargetNetwork
 from rl_training.config.actor_critic import DeterministicConfig
 from rl_training.config.schedule import scheduled_value
 from rl_training.data.generators import derived_seeds, normal_noise, uniform_noise
-from rl_training.data.shapes import expect_shapes
-from rl_training.data.types import Clock, EnvSpec, PolicyState
+from rl_training.data.types import Clock, EnvSpec, PolicyState, expect_shapes
 
 
 def squared_error(q_values: Tensor, target: Tensor) -> Tensor:

@@ -18,8 +18,7 @@ from torch.nn import functional as F
 from rl_training.algorithms.base import Loss
 from rl_training.algorithms.value_based import ValueBased, action_values
 from rl_training.config.value_based import DQNConfig
-from rl_training.data.shapes import expect_shapes
-from rl_training.data.types import Batch
+from rl_training.data.types import Batch, expect_shapes
 
 
 def q_target(

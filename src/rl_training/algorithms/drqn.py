@@ -20,8 +20,7 @@ from rl_training.algorithms.base import ActResult, Loss, Recurrent, check_recurr
 from rl_training.algorithms.value_based import ValueBased
 from rl_training.config.value_based import DRQNConfig
 from rl_training.data.examples import example_sequences
-from rl_training.data.shapes import expect_shapes
-from rl_training.data.types import Clock, PolicyState, SequenceBatch
+from rl_training.data.types import Clock, PolicyState, SequenceBatch, expect_shapes
 
 
 def sequence_target(batch: SequenceBatch, next_value: Tensor, n_step: int) -> Tensor:

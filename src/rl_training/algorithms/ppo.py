@@ -31,8 +31,7 @@ from rl_training.config.schedule import scheduled_value
 from rl_training.data.examples import example_rollout
 from rl_training.data.generators import BlockNoise, NumpyGenerator
 from rl_training.data.metrics import JoinedMetrics, mean_metrics
-from rl_training.data.shapes import expect_shapes
-from rl_training.data.types import Clock, EnvSpec, PolicyState, Rollout
+from rl_training.data.types import Clock, EnvSpec, PolicyState, Rollout, expect_shapes
 from rl_training.errors import ConfigError, UsageError
 
 PIECE = 256  # images of a rollout that are encoded at once

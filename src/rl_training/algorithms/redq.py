@@ -22,8 +22,7 @@ from rl_training.algorithms.soft_actor_critic import (
 )
 from rl_training.config.actor_critic import REDQConfig
 from rl_training.data.generators import NumpyGenerator, derived_seeds
-from rl_training.data.shapes import expect_shapes
-from rl_training.data.types import Batch, EnvSpec
+from rl_training.data.types import Batch, EnvSpec, expect_shapes
 
 
 def redq_loss(q_values: Tensor, target: Tensor) -> Loss:

@@ -16,8 +16,7 @@ from rl_training.algorithms.soft_actor_critic import (
     soft_target,
 )
 from rl_training.config.actor_critic import SACConfig
-from rl_training.data.shapes import expect_shapes
-from rl_training.data.types import Batch
+from rl_training.data.types import Batch, expect_shapes
 
 
 def sac_loss(q_values: Tensor, target: Tensor) -> Loss:

@@ -34,8 +34,7 @@ from rl_training.config.schedule import scheduled_value
 from rl_training.data.examples import example_batch
 from rl_training.data.generators import derived_seeds, normal_noise, uniform_noise
 from rl_training.data.metrics import JoinedMetrics
-from rl_training.data.shapes import expect_shapes
-from rl_training.data.types import Batch, Clock, EnvSpec, PolicyState
+from rl_training.data.types import Batch, Clock, EnvSpec, PolicyState, expect_shapes
 from rl_training.storage.state import Stateful
 
 LOG_STD_RANGE = (-20.0, 2.0)

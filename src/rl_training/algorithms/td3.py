@@ -28,8 +28,7 @@ from rl_training.algorithms.optimization import TargetNetwork
 from rl_training.config.actor_critic import TD3Config
 from rl_training.data.examples import example_batch
 from rl_training.data.metrics import JoinedMetrics
-from rl_training.data.shapes import expect_shapes
-from rl_training.data.types import Batch, Clock, EnvSpec
+from rl_training.data.types import Batch, Clock, EnvSpec, expect_shapes
 
 
 def td3_target(batch: Batch, next_values: Tensor) -> Tensor:

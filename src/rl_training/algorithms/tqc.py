@@ -13,8 +13,7 @@ from rl_training.algorithms.base import Loss
 from rl_training.algorithms.functional.quantile import quantile_huber_loss
 from rl_training.algorithms.soft_actor_critic import SoftActorCritic
 from rl_training.config.actor_critic import TQCConfig
-from rl_training.data.shapes import expect_shapes
-from rl_training.data.types import Batch
+from rl_training.data.types import Batch, expect_shapes
 
 
 def truncated_atoms(atoms: Tensor, dropped: int) -> Tensor:

@@ -30,11 +30,11 @@ from rl_training.runtime.assembly import Environments
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.compatibility import check_spaces
 from rl_training.runtime.evaluator import Evaluation, Evaluator
+from rl_training.runtime.execution import threads
 from rl_training.runtime.result import TrainingInterrupted, TrainResult
 from rl_training.runtime.resume import ENVIRONMENT_KEYS, refuse_unserialized, report_skipped
 from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.spec_table import register, saved_algorithm
-from rl_training.runtime.threads import threads
 from rl_training.runtime.training_run import evaluation_seed
 from rl_training.storage.checkpoints import write_checkpoint
 from rl_training.storage.files import save_error

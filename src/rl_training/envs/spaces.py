@@ -1,25 +1,26 @@
-"""Between Gymnasium's spaces and the arrays the algorithms see."""
+"""Between Gymnasium's spaces and the arrays the algorithms see.
+
+Observations become float32 vectors (boxes flattened, choices one-hot, dictionaries side by side) or
+images of bytes; actions become what the environment takes. `SpaceAdapter` does both for one
+environment, with a codec for each of its spaces.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import ArrayLike, DTypeLike
 
 from rl_training.data.types import EnvSpec
-from rl_training.envs.actions import action_codec, action_kind
-from rl_training.envs.observations import observation_codec, observation_kind, ordered_keys
-from rl_training.errors import CheckpointError
+from rl_training.errors import CheckpointError, EnvError, UsageError
 
-__all__ = [
-    "SpaceAdapter",
-    "action_kind",
-    "observation_kind",
-    "space_from_plain",
-    "space_to_plain",
-]
+IMAGE_RANK = 3
+UNBOUNDED = 1e30
+"""A bound this far away, such as the largest float32, is none."""
 
 
 class SpaceAdapter:
@@ -70,6 +71,288 @@ class SpaceAdapter:
 def _divides(shape: Sequence[int], frames: int) -> bool:
     """Whether an observation can be a stack of that many images."""
     return len(shape) == 3 and shape[0] % frames == 0
+
+
+class ObservationCodec(Protocol):
+    """Encodes the observations of one space."""
+
+    shape: tuple[int, ...]
+    """Of one encoded observation."""
+    dtype: str
+
+    def encode(self, obs: object) -> np.ndarray:
+        """A batch as a fresh (batch, *shape) array."""
+
+    def batched(self, obs: object) -> object:
+        """One observation as a batch of one."""
+
+    def is_batch(self, obs: object) -> bool:
+        """Whether a user's observation is a batch; UsageError if it is neither that nor single."""
+
+
+def observation_kind(space: spaces.Space[Any]) -> str:
+    """`vector` for what becomes a vector, `image`, `other image`, or the space's name.
+
+    An image is (channels, height, width) of bytes, and has fewer channels than rows and columns.
+    """
+    if isinstance(space, spaces.Box) and 0 in space.shape:
+        return "empty Box"
+    if isinstance(space, spaces.Box):
+        if len(space.shape) < IMAGE_RANK:
+            return "vector"
+        bytes_first = len(space.shape) == IMAGE_RANK and space.dtype == np.uint8
+        return "image" if bytes_first and space.shape[0] < min(space.shape[1:]) else "other image"
+    if isinstance(space, spaces.Discrete):
+        return "vector"
+    if isinstance(space, spaces.Dict):
+        kinds = {observation_kind(part) for part in space.values()}
+        flat = not any(isinstance(part, spaces.Dict) for part in space.values())
+        return "vector" if flat and kinds == {"vector"} else "Dict"
+    return type(space).__name__
+
+
+def ordered_keys(space: spaces.Dict) -> list[str]:
+    """The keys of a dictionary in the order of the vector: sorted, whatever order it was made in.
+
+    Two Dict spaces that differ only in their order are equal, so the order must not matter.
+    """
+    return sorted(space.keys(), key=str)
+
+
+def observation_codec(space: spaces.Space[Any]) -> ObservationCodec:
+    """The codec of a space whose kind is `vector` or `image`."""
+    if isinstance(space, spaces.Dict):
+        return DictCodec({key: observation_codec(space[key]) for key in ordered_keys(space)})
+    if isinstance(space, spaces.Discrete):
+        return OneHotCodec(int(space.n), int(space.start))
+    kind = ImageCodec if observation_kind(space) == "image" else VectorCodec
+    return kind(space.shape or ())
+
+
+class VectorCodec:
+    """Numbers of one shape, flattened."""
+
+    dtype = "float32"
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._given = shape
+        self.shape: tuple[int, ...] = (math.prod(shape),)
+
+    def encode(self, obs: object) -> np.ndarray:
+        """Rows of float32; always a copy, for environments that reuse their arrays."""
+        array = np.array(obs, dtype=np.float32)
+        return array.reshape(len(array), *self.shape)
+
+    def batched(self, obs: object) -> object:
+        """A list of one."""
+        return [obs]
+
+    def is_batch(self, obs: object) -> bool:
+        """By its shape."""
+        return _is_batch(_numbers(obs), self._given)
+
+
+class ImageCodec(VectorCodec):
+    """Images of bytes, unchanged."""
+
+    dtype = "uint8"
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__(shape)
+        self.shape = shape
+
+    def encode(self, obs: object) -> np.ndarray:
+        """A copy, for environments that reuse their arrays."""
+        return np.array(obs, dtype=np.uint8)
+
+    def is_batch(self, obs: object) -> bool:
+        """By its shape; numbers that are no bytes are refused."""
+        numbers = _numbers(obs)
+        if numbers.dtype != np.uint8 and not np.array_equal(numbers, numbers.astype(np.uint8)):
+            raise UsageError(
+                "observation: expected an image of bytes, whole numbers from 0 to 255, found "
+                f"numbers from {numbers.min():g} to {numbers.max():g}; if they are scaled, "
+                "multiply them by 255 and round"
+            )
+        return _is_batch(numbers, self._given)
+
+
+class OneHotCodec:
+    """One of n choices as n numbers, of which one is 1."""
+
+    dtype = "float32"
+
+    def __init__(self, n: int, start: int) -> None:
+        self.shape: tuple[int, ...] = (n,)
+        self.start = start
+
+    def encode(self, obs: object) -> np.ndarray:
+        """A row of zeros and a one per choice."""
+        choice = np.asarray(obs, dtype=np.int64) - self.start
+        if ((choice < 0) | (choice >= self.shape[0])).any():  # a negative index would be taken
+            raise EnvError(self._no_choice(obs))
+        rows = np.zeros((len(choice), *self.shape), np.float32)
+        rows[np.arange(len(choice)), choice] = 1.0
+        return rows
+
+    def batched(self, obs: object) -> object:
+        """A list of one."""
+        return [obs]
+
+    def is_batch(self, obs: object) -> bool:
+        """By its shape; a number that is no choice is refused."""
+        numbers = _numbers(obs)
+        whole = numbers == np.floor(numbers)
+        inside = (numbers >= self.start) & (numbers < self.start + self.shape[0])
+        if not (whole & inside).all():
+            raise UsageError(self._no_choice(obs))
+        return _is_batch(numbers, ())
+
+    def _no_choice(self, obs: object) -> str:
+        last = self.start + self.shape[0] - 1
+        return f"observation: expected integers from {self.start} to {last}, found {str(obs)[:80]}"
+
+
+class DictCodec:
+    """The vectors of several spaces side by side, in the order of `parts`."""
+
+    dtype = "float32"
+
+    def __init__(self, parts: dict[str, ObservationCodec]) -> None:
+        self.parts = parts
+        self.shape: tuple[int, ...] = (sum(part.shape[0] for part in parts.values()),)
+
+    def encode(self, obs: Any) -> np.ndarray:
+        """One row per environment."""
+        return np.concatenate([part.encode(obs[key]) for key, part in self.parts.items()], 1)
+
+    def batched(self, obs: Any) -> object:
+        """Each entry as a batch of one."""
+        return {key: part.batched(obs[key]) for key, part in self.parts.items()}
+
+    def is_batch(self, obs: object) -> bool:
+        """All entries must agree."""
+        if not isinstance(obs, dict) or obs.keys() != self.parts.keys():
+            found = list(obs) if isinstance(obs, dict) else type(obs).__name__
+            raise UsageError(f"observation: expected the keys {list(self.parts)}, found {found}")
+        batched = [part.is_batch(obs[key]) for key, part in self.parts.items()]
+        if any(batched) != all(batched):
+            raise UsageError("observation: some entries are batches and some are not")
+        sizes = {len(obs[key]) for key in self.parts} if all(batched) else {1}
+        if len(sizes) > 1:
+            raise UsageError(f"observation: the entries are batches of {sorted(sizes)} rows")
+        return all(batched)
+
+
+def _numbers(obs: object) -> np.ndarray:
+    """An observation as numbers that float32 can hold."""
+    try:
+        array = np.asarray(obs)
+    except ValueError:
+        raise UsageError(
+            f"observation: expected numbers in lists of equal length, found {str(obs)[:80]}"
+        ) from None
+    if array.size and array.dtype.kind not in "biuf":
+        raise UsageError(f"observation: expected numbers, found {str(obs)[:80]}")
+    if not (np.abs(array) <= np.finfo(np.float32).max).all():
+        raise UsageError(
+            "observation: expected finite numbers, found NaN, infinity or one too large for float32"
+        )
+    return array
+
+
+def _is_batch(array: np.ndarray, shape: tuple[int, ...]) -> bool:
+    if array.shape == shape:
+        return False
+    if array.ndim == len(shape) + 1 and array.shape[1:] == shape:
+        return True
+    raise UsageError(
+        f"observation: expected shape {shape}, or (n, *{shape}) for a batch, found {array.shape}"
+    )
+
+
+class ActionCodec(Protocol):
+    """Decodes the actions of one space."""
+
+    sizes: dict[str, Any]
+
+    def decode(self, action: np.ndarray) -> np.ndarray:
+        """A batch of actions, as the environment takes them."""
+
+
+def action_kind(space: spaces.Space[Any]) -> str:
+    """`discrete`, `continuous`, `unbounded`, `multi_discrete`, `multi_binary`, or the space's name.
+
+    `unbounded` is a continuous space in which some number has no bound on some side, and
+    `continuous_array` a bounded one of another shape than a vector's.
+    """
+    if isinstance(space, spaces.Discrete):
+        return "discrete"
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        if not math.prod(space.shape):
+            return "empty Box"
+        bounds = np.abs(np.stack([space.low, space.high]).astype(np.float64))
+        shaped = "continuous" if len(space.shape) == 1 else "continuous_array"
+        return shaped if (bounds < UNBOUNDED).all() else "unbounded"
+    if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
+        return "multi_discrete"
+    if isinstance(space, spaces.MultiBinary) and len(space.shape) == 1:
+        return "multi_binary"
+    return type(space).__name__
+
+
+def action_codec(space: spaces.Space[Any]) -> ActionCodec:
+    """The codec of a space with one of the four kinds."""
+    if isinstance(space, spaces.Discrete):
+        sizes: dict[str, Any] = {"num_actions": int(space.n)}
+        return ChoiceCodec("discrete", sizes, int(space.start), space.dtype)
+    if isinstance(space, spaces.MultiDiscrete):
+        parts = tuple(int(n) for n in space.nvec)
+        sizes = {"action_sizes": parts, "action_dim": len(parts)}
+        return ChoiceCodec("multi_discrete", sizes, space.start, space.dtype)
+    if isinstance(space, spaces.MultiBinary):
+        return ChoiceCodec("multi_binary", {"action_dim": int(space.shape[0])}, 0, space.dtype)
+    assert isinstance(space, spaces.Box), space
+    return NumbersCodec(space)
+
+
+class ChoiceCodec:
+    """Choices counted from zero, shifted to where the environment starts counting."""
+
+    def __init__(
+        self, kind: str, sizes: dict[str, Any], start: ArrayLike, dtype: DTypeLike
+    ) -> None:
+        self.sizes = {"action_kind": kind, **sizes}
+        self._start = np.asarray(start, dtype)
+        self._shifts = bool(self._start.any())
+        self._dtype = np.dtype(dtype)
+
+    def decode(self, action: np.ndarray) -> np.ndarray:
+        """Shifted choices in the space's type."""
+        choices = action.astype(self._dtype, copy=False)
+        return choices + self._start if self._shifts else choices
+
+
+class NumbersCodec:
+    """Numbers in [-1, 1], scaled to the bounds and clipped; unbounded ones pass unchanged.
+
+    Where only one side is bounded, -1 (or 1) is that bound and the other end is 2 away from it.
+    """
+
+    def __init__(self, space: spaces.Box) -> None:
+        self.sizes = {"action_kind": "continuous", "action_dim": math.prod(space.shape)}
+        self._shape, self._dtype = space.shape, space.dtype
+        low, high = (bound.reshape(-1).astype(np.float64) for bound in (space.low, space.high))
+        self._low, self._high = low, high
+        below, above = np.abs(low) < UNBOUNDED, np.abs(high) < UNBOUNDED
+        near = np.where(below, low, np.where(above, high - 2.0, -1.0))
+        far = np.where(above, high, near + 2.0)
+        self._center, self._scale = (near + far) / 2, (far - near) / 2
+
+    def decode(self, action: np.ndarray) -> np.ndarray:
+        """Actions within the box."""
+        scaled = np.clip(action * self._scale + self._center, self._low, self._high)
+        return scaled.astype(self._dtype).reshape(len(action), *self._shape)
 
 
 def space_to_plain(space: spaces.Space[Any]) -> dict[str, Any]:

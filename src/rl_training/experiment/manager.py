@@ -19,12 +19,8 @@ from typing import Any
 from rl_training.config.loading import dump_yaml
 from rl_training.config.train_config import TrainConfig
 from rl_training.errors import CheckpointError, ConfigError, UsageError
-from rl_training.experiment.experiment_result import (
-    ExperimentInterrupted,
-    ExperimentResult,
-    SeedResult,
-)
 from rl_training.experiment.registry import get_spec, resolve_config
+from rl_training.experiment.result import ExperimentInterrupted, ExperimentResult, SeedResult
 from rl_training.runtime.process import Interrupts
 from rl_training.runtime.resume import unserialized_objects
 from rl_training.runtime.spec import AlgorithmSpec

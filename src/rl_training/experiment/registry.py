@@ -168,7 +168,7 @@ def load_agent(checkpoint: Checkpoint, config: TrainConfig) -> Agent:
     """
     from rl_training.fast.accelerate import accelerate
     from rl_training.runtime.agent import build_agent, resolve_device, saved_adapter
-    from rl_training.runtime.threads import threads
+    from rl_training.runtime.execution import threads
 
     spec = get_spec(config.algo)
     hyper = check_hyper_parameters(spec.hyper, config.algo_kwargs)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from rl_training.config.hyper_parameters import OffPolicyHyperParameters
 from rl_training.runtime.spec import Loop
-from rl_training.runtime.update_plan import UpdatePlan
 
 if TYPE_CHECKING:
+    from rl_training.runtime.progress import UpdatePlan
     from rl_training.runtime.training_run import TrainingRun
 
 
@@ -35,12 +35,18 @@ def run_off_policy(run: TrainingRun) -> None:
         run.after_step()
 
 
+def _plan(hyper: OffPolicyHyperParameters) -> UpdatePlan:
+    from rl_training.runtime.progress import UpdatePlan  # here, as it waits for torch
+
+    return UpdatePlan(hyper.learning_starts, hyper.replay_ratio)
+
+
 def _first_update(hyper: OffPolicyHyperParameters, _num_envs: int) -> int:
-    return UpdatePlan(hyper.learning_starts, hyper.replay_ratio).first_update
+    return _plan(hyper).first_update
 
 
 def _planned_updates(hyper: OffPolicyHyperParameters, total_timesteps: int, _num_envs: int) -> int:
-    return UpdatePlan(hyper.learning_starts, hyper.replay_ratio).updates_by(total_timesteps)
+    return _plan(hyper).updates_by(total_timesteps)
 
 
 def _short_run(hyper: OffPolicyHyperParameters, images: bool) -> tuple[int, dict[str, Any]]:

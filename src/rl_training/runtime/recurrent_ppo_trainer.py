@@ -1,30 +1,19 @@
-"""Recurrent PPO's registry entry."""
+"""Recurrent PPO's registry entry: PPO's with a memory, for vectors."""
+
+from dataclasses import replace
 
 from rl_training.config.ppo import RecurrentPPOConfig
-from rl_training.runtime.on_policy import ON_POLICY
-from rl_training.runtime.spec import AlgorithmSpec, Lazy, trainer
+from rl_training.runtime import ppo_trainer
+from rl_training.runtime.spec import Lazy, trainer
 
-RECURRENT_PPO_SPEC = AlgorithmSpec(
+RECURRENT_PPO_SPEC = replace(
+    ppo_trainer.PPO_SPEC,
     name="recurrent_ppo",
     title="Recurrent proximal policy optimisation",
-    paper="Schulman et al., 2017",
     hyper=RecurrentPPOConfig,
     model=Lazy("rl_training.models.recurrent.actor_critic:RecurrentActorCritic.build"),
     algorithm=Lazy("rl_training.algorithms.recurrent_ppo:RecurrentPPO"),
-    buffer=Lazy("rl_training.data.rollout_buffer:RolloutBuffer"),
-    loop=ON_POLICY,
     observations=frozenset({"vector"}),
-    actions=frozenset(
-        {
-            "discrete",
-            "continuous",
-            "continuous_array",
-            "unbounded",
-            "multi_discrete",
-            "multi_binary",
-        }
-    ),
-    normalizes_rewards=True,
 )
 
 train_recurrent_ppo = trainer(RECURRENT_PPO_SPEC)

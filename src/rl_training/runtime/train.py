@@ -11,7 +11,7 @@ from rl_training.config.train_config import TrainConfig, check_hyper_parameters
 from rl_training.errors import ConfigError, UsageError
 from rl_training.runtime.assembly import RunPlan, assemble, build
 from rl_training.runtime.callbacks import Callback, configured_callbacks
-from rl_training.runtime.execution import set_execution
+from rl_training.runtime.execution import set_execution, threads
 from rl_training.runtime.process import Interrupts, keep_freed_memory
 from rl_training.runtime.result import (
     TrainingInterrupted,
@@ -29,7 +29,6 @@ from rl_training.runtime.resume import (
 )
 from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.spec_table import portable_name
-from rl_training.runtime.threads import threads
 from rl_training.runtime.training_run import TrainingRun
 from rl_training.storage.checkpoints import set_aside_newer
 from rl_training.storage.metrics_log import MetricsLog

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from rl_training.errors import UsageError
-from rl_training.runtime.threads import threads
+from rl_training.runtime.execution import threads
 from rl_training.tools.explain import check_path
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from rl_training.storage.runs import list_runs
 
 if TYPE_CHECKING:
     from rl_training.config.train_config import TrainConfig
-    from rl_training.experiment.experiment_result import ExperimentResult
+    from rl_training.experiment.result import ExperimentResult
     from rl_training.runtime.evaluator import Evaluation
     from rl_training.runtime.result import TrainResult
 

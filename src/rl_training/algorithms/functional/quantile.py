@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rl_training.data.shapes import expect_shapes
+from rl_training.data.types import expect_shapes
 
 
 def midpoints(count: int, device: torch.device | None = None) -> Tensor:

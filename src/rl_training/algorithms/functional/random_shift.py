@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rl_training.data.generators import NumpyGenerator
-from rl_training.data.shapes import expect_shapes
+from rl_training.data.types import expect_shapes
 from rl_training.errors import ConfigError
 
 

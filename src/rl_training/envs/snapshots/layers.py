@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.vector import VectorWrapper
 
 from rl_training.envs.snapshots.classes import SnapshotUnavailable
@@ -22,6 +24,9 @@ SKIPPED = frozenset(
 _GENERATOR = ("_np_random", "_np_random_seed")
 _PYGAME = ("Surface", "Clock", "Font")  # other things of pygame's may say where something is
 _MUJOCO = ("model", "data", "mujoco_renderer")
+# Results of MuJoCo's last forward pass, which lag one step behind the state and which environments
+# read before they step (the x position of the torso, for instance).
+_DERIVED = ("xpos", "xquat", "xmat", "xipos", "ximat", "geom_xpos", "site_xpos", "subtree_com")
 
 
 def layers_of(env: object) -> list[Any]:
@@ -81,10 +86,8 @@ def _save_layer(encoder: ObjectEncoder, layer: Any, skipped: frozenset[str]) -> 
             "generator": encoder.encode(generator, f"{path}.np_random"),
         }
     if _is_mujoco(layer):
-        from rl_training.envs.snapshots.mujoco import save_simulation
-
         attributes = encoder.attributes(layer, path, skipped.union(_MUJOCO))
-        simulation = encoder.encode(save_simulation(layer), f"{path}.data")
+        simulation = encoder.encode(_save_simulation(layer), f"{path}.data")
         return {"class": path, "attributes": attributes, "mujoco": simulation}
     drawn = _drawn(layer)
     attributes = encoder.attributes(layer, path, skipped.union(drawn))
@@ -100,9 +103,7 @@ def _load_layer(
         layer.set_state(decoder.decode(saved["state"], MISSING, f"{path}.get_state()"))
         return
     if "mujoco" in saved:
-        from rl_training.envs.snapshots.mujoco import load_simulation
-
-        load_simulation(layer, decoder.decode(saved["mujoco"]))
+        _load_simulation(layer, decoder.decode(saved["mujoco"]))
         skipped = skipped.union(_MUJOCO)
     skipped = skipped.union(saved.get("drawn", ()))
     decoder.attributes(layer, saved["attributes"], path, skipped)
@@ -131,3 +132,21 @@ def has_state_methods(layer: Any) -> bool:
 
 def _is_mujoco(layer: object) -> bool:
     return type(layer).__module__.startswith("gymnasium.envs.mujoco.")
+
+
+def _save_simulation(env: Any) -> dict[str, np.ndarray]:
+    """What the next steps depend on: MuJoCo's integration state and the derived positions."""
+    mujoco = import_module("mujoco")  # optional; whoever has such an environment has it
+    integration = mujoco.mjtState.mjSTATE_INTEGRATION
+    state = np.empty(mujoco.mj_stateSize(env.model, integration))
+    mujoco.mj_getState(env.model, env.data, state, integration)
+    return {"state": state} | {name: getattr(env.data, name).copy() for name in _DERIVED}
+
+
+def _load_simulation(env: Any, saved: dict[str, np.ndarray]) -> None:
+    """Put a simulation of the same model into a saved state."""
+    mujoco = import_module("mujoco")
+    integration = mujoco.mjtState.mjSTATE_INTEGRATION
+    mujoco.mj_setState(env.model, env.data, saved["state"], integration)
+    for name in _DERIVED:
+        getattr(env.data, name)[...] = saved[name]

@@ -13,9 +13,13 @@ from typing import Any
 from rl_training.config.train_config import TrainConfig
 from rl_training.data.memory import format_bytes
 from rl_training.errors import RunError
-from rl_training.experiment.experiment_result import ExperimentResult, SeedResult
 from rl_training.experiment.manager import ExperimentInterrupted, ExperimentManager
-from rl_training.experiment.statistics import bootstrap_interval, interquartile_mean
+from rl_training.experiment.result import (
+    ExperimentResult,
+    SeedResult,
+    bootstrap_interval,
+    interquartile_mean,
+)
 from rl_training.storage.files import remove
 from rl_training.storage.metrics_log import METRICS_NAME, read_metrics
 from rl_training.storage.runs import (
@@ -188,7 +192,7 @@ def _read_record(seed: SeedResult, config: TrainConfig) -> SeedRecord:
         return_std=summary["eval_return_std"],
         episodes=summary["eval_episodes"],
         steps=steps,
-        seconds=round(summary["wall_time_s"], 1),
+        seconds=round(summary["wall_time_s"], 3),
         sessions=len(sessions),
         device=joined(session["device"] for session in sessions),
         threads=max(session["threads"] for session in sessions),
