@@ -192,13 +192,15 @@ VALUE_CASES: list[tuple[str, dict[str, Any]]] = [
     ("dqn", {"loss": "mse"}),
     ("dqn", {"double": True}),
     ("dqn", {"dueling": True}),
+    ("dqn", {"layer_norm": True}),
     ("dqn", {"optimizer": "rmsprop", "optimizer_eps": 0.01, "max_grad_norm": 0.1}),
     ("dqn", {"tau": 0.1, "target_update_interval": None}),
     ("dqn", {"double": True, "dueling": True, "loss": "mse", "max_grad_norm": None}),
     ("qr_dqn", {}),
-    ("qr_dqn", {"double": True, "dueling": True}),
+    ("qr_dqn", {"double": True, "dueling": True, "layer_norm": True}),
     ("c51", {}),
     ("c51", {"double": True, "dueling": True}),
+    ("c51", {"layer_norm": True}),
 ]
 
 

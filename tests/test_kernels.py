@@ -140,13 +140,27 @@ def test_a_perceptron_with_relu(
 
 
 @some()
-@given(sizes=SIZES, rows=ROWS, features=st.booleans(), seed=SEEDS)
+@given(
+    sizes=SIZES,
+    rows=ROWS,
+    features=st.booleans(),
+    activation=st.sampled_from(["relu", "tanh"]),
+    layer_norm=st.booleans(),
+    seed=SEEDS,
+)
 @double_precision()
-def test_a_perceptron_with_tanh(sizes: list[int], rows: int, features: bool, seed: int) -> None:
+def test_a_perceptron_with_tanh_or_layer_normalisation(
+    sizes: list[int], rows: int, features: bool, activation: Any, layer_norm: bool, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
-    pair = Compared.of(MLP(sizes, activation="tanh", features=features))
+    module = MLP(sizes, activation=activation, features=features, layer_norm=layer_norm)
+    pair = Compared.of(module)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(normal(rng, *parameter.shape))
     x, grad = normal(rng, rows, sizes[0]).requires_grad_(), normal(rng, rows, sizes[-1])
     outputs = pair.module(x)
+    assert_close(torch.from_numpy(pair.kernel.forward(x.detach().numpy())), outputs.detach())
     expected = torch.autograd.grad(outputs, [*pair.module.parameters(), x], grad)
     pair.spoil_gradients()
     found, backward = pair.kernel.vjp(x.detach().numpy(), to_input=True)

@@ -186,6 +186,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gru": {"core": "gru"},
     "dueling": {"dueling": True},
     "dueling gru, no encoder": {"core": "gru", "dueling": True, "hidden_sizes": ()},
+    "normalised": {"dueling": True, "layer_norm": True},
     "two layers before": {"hidden_sizes": (7, 6)},
     "no encoder": {"hidden_sizes": ()},
 }

@@ -23,7 +23,13 @@ ALGORITHMS = sorted(packaged_specs())
 
 # The value-based algorithms, and the options each of them has.
 FAMILY = ("dqn", "qr_dqn", "c51")
-OPTIONS: dict[str, Any] = {"double": True, "dueling": True, "n_step": 3, "prioritized": True}
+OPTIONS: dict[str, Any] = {
+    "double": True,
+    "dueling": True,
+    "n_step": 3,
+    "prioritized": True,
+    "layer_norm": True,
+}
 
 VALUE_BASED: dict[str, Any] = {
     "hidden_sizes": [16],

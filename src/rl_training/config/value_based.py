@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
-from typing_extensions import Self
+from typing_extensions import Self, TypedDict
 
 from rl_training.config.base import check
 from rl_training.config.hyper_parameters import (
@@ -18,6 +18,14 @@ from rl_training.config.types import HiddenSizes
 
 OptimizerName = Literal["adam", "rmsprop"]
 TARGET_UPDATE_INTERVAL = 500
+
+
+class ActionLayerOptions(TypedDict, total=False):
+    """What can vary in the layers that give numbers for each action."""
+
+    dueling: bool
+    noisy: bool
+    layer_norm: bool
 
 
 class QLearningConfig(OffPolicyHyperParameters):
@@ -41,6 +49,10 @@ class QLearningConfig(OffPolicyHyperParameters):
         False,
         description="noisy last layers: noise of learned size explores; epsilon is then usually 0",
     )
+    layer_norm: bool = Field(
+        False,
+        description="layer normalisation before each activation; keeps values from running away",
+    )
     optimizer: OptimizerName = Field("adam", description="rmsprop is centred, as in the 2015 paper")
     optimizer_eps: float = Field(
         1e-8, gt=0, le=1, description="added to the optimiser's denominator"
@@ -60,7 +72,11 @@ class QLearningConfig(OffPolicyHyperParameters):
         le=10**12,
         description=f"environment transitions between copies; null is {TARGET_UPDATE_INTERVAL}",
     )
-    shaping: ClassVar[tuple[str, ...]] = ("dueling", "noisy")
+    shaping: ClassVar[tuple[str, ...]] = ("dueling", "noisy", "layer_norm")
+
+    def layer_options(self) -> ActionLayerOptions:
+        """The options of the default network's layers."""
+        return {"dueling": self.dueling, "noisy": self.noisy, "layer_norm": self.layer_norm}
 
     @model_validator(mode="after")
     def _check_target_update(self) -> Self:

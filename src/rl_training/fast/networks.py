@@ -30,6 +30,7 @@ Backward = Callable[[Array], Any]
 The parameters' gradients are overwritten on the way, and so is the argument.
 """
 
+NORM_EPS = 1e-5  # of torch's layer normalisation
 _ZEROS = np.zeros(262_144, np.float32)
 
 
@@ -51,6 +52,49 @@ def view_of(flat: Array, parameter: Tensor) -> Array:
     return flat[start : start + parameter.numel()].reshape(tuple(parameter.shape))
 
 
+class NormKernel:
+    """Of the layer normalisation between a linear layer and its activation."""
+
+    def __init__(self, pair: tuple[Any, Any], grads: tuple[Any, Any]) -> None:
+        (self._scale, self._shift), (self._by_scale, self._by_shift) = pair, grads
+        size = len(self._scale)
+        self._mean = np.full(size, 1 / size, self._scale.dtype)  # a row times it is its mean
+
+    def forward(self, x: Array) -> Array:
+        """The normalised rows, in the memory of `x`."""
+        self._standardize(x)
+        x *= self._scale
+        x += self._shift
+        return x
+
+    def vjp(self, x: Array) -> tuple[Array, Backward]:
+        """The normalised rows, and the backward pass to `x`, whose memory it needs."""
+        deviation = self._standardize(x)
+        y = x * self._scale
+        y += self._shift
+
+        def backward(grad: Array) -> Array:
+            by_row = grad * x
+            np.add.reduce(by_row, 0, None, self._by_scale)
+            np.add.reduce(grad, 0, None, self._by_shift)
+            grad *= self._scale
+            np.multiply(grad, x, out=by_row)
+            along = x * (by_row @ self._mean)[:, None]
+            grad -= (grad @ self._mean)[:, None]
+            grad -= along
+            grad /= deviation
+            return grad
+
+        return y, backward
+
+    def _standardize(self, x: Array) -> Array:
+        """Bring each row to mean 0 and variance 1, in place; give the standard deviations."""
+        x -= (x @ self._mean)[:, None]
+        deviation: Array = np.sqrt((x * x) @ self._mean + NORM_EPS)[:, None]
+        x /= deviation
+        return deviation
+
+
 class MLPKernel:
     """Of `MLP`."""
 
@@ -58,34 +102,36 @@ class MLPKernel:
         self._relu, self._features = module.activation == "relu", module.features
         self._layers = buffers.views(module.layers, buffers.values)
         self._grads = buffers.views(module.layers, buffers.grads)
+        norms = (buffers.views(module.norms, x) for x in (buffers.values, buffers.grads))
+        self._norms = [NormKernel(*pairs) for pairs in zip(*norms, strict=True)]
+        self._activated = len(self._layers) - (not module.features)
 
     def forward(self, x: Array) -> Array:
-        *hidden, last = self._layers
-        for weight, bias in hidden:
-            x = self._activate(_linear(x, weight, bias))
-        x = _linear(x, *last)
-        return self._activate(x) if self._features else x
+        for depth, (weight, bias) in enumerate(self._layers):
+            x = _linear(x, weight, bias)
+            if depth < self._activated:
+                x = self._activate(self._norms[depth].forward(x) if self._norms else x)
+        return x
 
     def vjp(self, x: Array, *, to_input: bool = False) -> tuple[Array, Backward]:
-        inputs = self._run(x)
-        return inputs[-1], lambda grad: self._backward(inputs, grad, to_input)
+        inputs, to_norms = [x], []
+        for depth, (weight, bias) in enumerate(self._layers):
+            y = _linear(inputs[-1], weight, bias)
+            if depth < self._activated and self._norms:
+                y, to_norm = self._norms[depth].vjp(y)
+                to_norms.append(to_norm)
+            inputs.append(self._activate(y) if depth < self._activated else y)
+        return inputs[-1], lambda grad: self._backward(inputs, to_norms, grad, to_input)
 
-    def _run(self, x: Array) -> list[Array]:
-        """The input of each layer, and last the output."""
-        *hidden, last = self._layers
-        inputs = [x]
-        for weight, bias in hidden:
-            inputs.append(self._activate(_linear(inputs[-1], weight, bias)))
-        output = _linear(inputs[-1], *last)
-        inputs.append(self._activate(output) if self._features else output)
-        return inputs
-
-    def _backward(self, inputs: list[Array], grad: Array, to_input: bool) -> Array | None:
+    def _backward(
+        self, inputs: list[Array], to_norms: list[Backward], grad: Array, to_input: bool
+    ) -> Array | None:
         activated = self._features  # whether the layer's output went through the activation
         for depth in reversed(range(len(self._layers))):
             x, y, (by_weight, by_bias) = inputs[depth], inputs[depth + 1], self._grads[depth]
             if activated:
                 grad *= y > 0 if self._relu else 1 - y * y
+                grad = to_norms[depth](grad) if to_norms else grad
             np.matmul(grad.T, x, out=by_weight)
             np.add.reduce(grad, 0, None, by_bias)
             if not (depth or to_input):
@@ -297,7 +343,9 @@ def _is_altered(module: nn.Module) -> bool:
         module._backward_hooks,
         module._backward_pre_hooks,
     )
-    shares = isinstance(module, Layers) and len({*module.parameters()}) < 2 * len(module.layers)
+    shares = False
+    if isinstance(module, Layers):
+        shares = len({*module.parameters()}) < 2 * (len(module.layers) + len(module.norms))
     return any(hooks) or "forward" in vars(module) or shares
 
 

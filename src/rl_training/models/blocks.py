@@ -13,6 +13,9 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     import numpy as np
+    from typing_extensions import Unpack
+
+    from rl_training.config.value_based import ActionLayerOptions
 
 Activation = Literal["relu", "tanh"]
 
@@ -26,6 +29,7 @@ class Layers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self._names: list[tuple[str, str]] = []
+        self._norm_names: list[tuple[str, str]] = []
 
     @property
     def layers(self) -> list[tuple[Any, Any]]:
@@ -33,13 +37,27 @@ class Layers(nn.Module):
         parameters = self._parameters
         return [(parameters[weight], parameters[bias]) for weight, bias in self._names]
 
+    @property
+    def norms(self) -> list[tuple[Any, Any]]:
+        """The scale and the shift of each layer normalisation, in order of depth."""
+        parameters = self._parameters
+        return [(parameters[scale], parameters[shift]) for scale, shift in self._norm_names]
+
     def add_layer(self, weight: nn.Parameter, bias: nn.Parameter) -> None:
         """Append a layer."""
-        depth = len(self._names)
-        names = f"weight{depth}", f"bias{depth}"
-        for name, parameter in zip(names, (weight, bias), strict=True):
-            self.register_parameter(name, parameter)
-        self._names.append(names)
+        self._add(self._names, weight=weight, bias=bias)
+
+    def add_norm(self, size: int) -> None:
+        """Append a layer normalisation, which at first only standardises."""
+        scale, shift = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size))
+        self._add(self._norm_names, scale=scale, shift=shift)
+
+    def _add(self, names: list[tuple[str, str]], **pair: nn.Parameter) -> None:
+        depth = len(names)
+        for name, parameter in pair.items():
+            self.register_parameter(f"{name}{depth}", parameter)
+        first, second = pair
+        names.append((f"{first}{depth}", f"{second}{depth}"))
 
     @torch.no_grad()
     def init_orthogonal(self, *, last_gain: float, gain: float = math.sqrt(2)) -> None:
@@ -54,29 +72,44 @@ class Layers(nn.Module):
 class MLP(Layers):
     """Linear layers of the given sizes with an activation between them.
 
-    `features` puts an activation after the last one too. Initialised as PyTorch initialises linear
-    layers, uniformly within 1/sqrt(fan_in).
+    `features` puts an activation after the last one too, and `layer_norm` a layer normalisation
+    (Ba et al., 2016) before each activation. Initialised as PyTorch initialises linear layers,
+    uniformly within 1/sqrt(fan_in).
     """
 
     def __init__(
-        self, sizes: Sequence[int], *, activation: Activation = "relu", features: bool = False
+        self,
+        sizes: Sequence[int],
+        *,
+        activation: Activation = "relu",
+        features: bool = False,
+        layer_norm: bool = False,
     ) -> None:
         super().__init__()
         self.activation = activation
         self.features = features
         for fan_in, fan_out in pairwise(sizes):
             self.add_layer(*nn.Linear(fan_in, fan_out).parameters())
+        activated = sizes[1:] if features else sizes[1:-1]
+        for size in activated if layer_norm else ():
+            self.add_norm(size)
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs (batch, last size)."""
         *hidden, last = self.layers
-        for weight, bias in hidden:
-            x = self._activate(F.linear(x, weight, bias))
+        norms = self.norms
+        for depth, layer in enumerate(hidden):
+            x = self._activate(normalized(F.linear(x, *layer), norms[depth : depth + 1]))
         x = F.linear(x, *last)
-        return self._activate(x) if self.features else x
+        return self._activate(normalized(x, norms[len(hidden) :])) if self.features else x
 
     def _activate(self, x: Tensor) -> Tensor:
         return torch.relu_(x) if self.activation == "relu" else torch.tanh_(x)
+
+
+def normalized(x: Tensor, norms: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Rows standardised, scaled and shifted by the first of `norms`; unchanged without one."""
+    return F.layer_norm(x, x.shape[-1:], *norms[0]) if norms else x
 
 
 class NoisyMLP(nn.Module):
@@ -89,9 +122,9 @@ class NoisyMLP(nn.Module):
 
     noise: Tensor
 
-    def __init__(self, sizes: Sequence[int]) -> None:
+    def __init__(self, sizes: Sequence[int], *, layer_norm: bool = False) -> None:
         super().__init__()
-        self.mean, self.sigma = MLP(sizes), MLP(sizes)
+        self.mean, self.sigma = MLP(sizes, layer_norm=layer_norm), MLP(sizes)
         self._sizes = list(sizes)
         for (weight, bias), fan_in in zip(self.sigma.layers, sizes, strict=False):
             nn.init.constant_(weight, 0.5 / math.sqrt(fan_in))
@@ -106,7 +139,7 @@ class NoisyMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs (batch, last size)."""
-        start, depth = 0, len(self.mean.layers)
+        start, depth, norms = 0, len(self.mean.layers), self.mean.norms
         pairs = zip(self.mean.layers, self.sigma.layers, strict=True)
         for number, ((weight, bias), (weight_sigma, bias_sigma)) in enumerate(pairs, 1):
             if self.training:
@@ -122,7 +155,7 @@ class NoisyMLP(nn.Module):
             else:
                 x = F.linear(x, weight, bias)
             if number < depth:
-                x = torch.relu(x)
+                x = torch.relu(normalized(x, norms[number - 1 : number]))
         return x
 
 
@@ -140,14 +173,16 @@ class DuelingMLP(nn.Module):
         hidden_sizes: Sequence[int],
         width: int = 1,
         *,
-        noisy: bool = False,
+        layer_norm: bool = False,
+        stream: type[MLP | NoisyMLP] = MLP,
     ) -> None:
         super().__init__()
         *shared, last = (obs_dim, *hidden_sizes)
-        stream = NoisyMLP if noisy else MLP
-        self.trunk = MLP(shared, features=True) if len(shared) > 1 else None
-        self.value = stream((shared[-1], last, width))
-        self.advantage = stream((shared[-1], last, action_dim * width))
+        self.trunk: MLP | None = None
+        if len(shared) > 1:
+            self.trunk = MLP(shared, features=True, layer_norm=layer_norm)
+        self.value = stream((shared[-1], last, width), layer_norm=layer_norm)
+        self.advantage = stream((shared[-1], last, action_dim * width), layer_norm=layer_norm)
         self.shape = (-1, action_dim, width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -168,20 +203,43 @@ def action_layers(
     *,
     dueling: bool = False,
     noisy: bool = False,
+    layer_norm: bool = False,
 ) -> nn.Module:
     """Layers that give `width` numbers for each action, flat: (batch, action_dim * width).
 
-    Noise goes into the last two layers, or those of both streams, as in Rainbow.
+    Noise goes into the last two layers, or those of both streams, as in Rainbow; layer
+    normalisation before every ReLU.
     """
+    last_layers: type[MLP | NoisyMLP] = NoisyMLP if noisy else MLP
     if dueling:
-        return DuelingMLP(obs_dim, action_dim, hidden_sizes, width, noisy=noisy)
-    sizes = (obs_dim, *hidden_sizes, action_dim * width)
-    if not noisy:
-        return MLP(sizes)
-    shared, head = sizes[:-2], sizes[-3:]
-    if len(shared) < 2:
-        return NoisyMLP(head)
-    return nn.Sequential(MLP(shared, features=True), NoisyMLP(head))
+        sizes = (obs_dim, action_dim, hidden_sizes, width)
+        return DuelingMLP(*sizes, layer_norm=layer_norm, stream=last_layers)
+    shared, head = (obs_dim, *hidden_sizes[:-1]), (*hidden_sizes[-1:], action_dim * width)
+    if not noisy or len(shared) == 1:
+        return last_layers((*shared, *head), layer_norm=layer_norm)
+    trunk = MLP(shared, features=True, layer_norm=layer_norm)
+    return nn.Sequential(trunk, last_layers((shared[-1], *head), layer_norm=layer_norm))
+
+
+class ActionDistributions(nn.Module):
+    """`width` numbers for each action that say how its return is distributed."""
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        width: int,
+        hidden_sizes: Sequence[int],
+        **options: Unpack[ActionLayerOptions],
+    ) -> None:
+        super().__init__()
+        self.layers = action_layers(obs_dim, action_dim, hidden_sizes, width, **options)
+        self.shape = (action_dim, width)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Numbers (batch, action_dim, width) of observations (batch, obs_dim)."""
+        numbers: Tensor = self.layers(obs).unflatten(1, self.shape)
+        return numbers
 
 
 class EnsembleMLP(Layers):

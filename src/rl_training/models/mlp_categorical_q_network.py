@@ -6,16 +6,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rl_training.data.types import EnvSpec
-from rl_training.models.blocks import action_layers
+from rl_training.models.blocks import ActionDistributions
 
 if TYPE_CHECKING:
-    from rl_training.config.value_based import C51Config
+    from typing_extensions import Unpack
+
+    from rl_training.config.value_based import ActionLayerOptions, C51Config
 
 
-class MLPCategoricalQNetwork(nn.Module):
+class MLPCategoricalQNetwork(ActionDistributions):
     """Logits (batch, action_dim, num_atoms) of evenly spaced returns; the algorithm knows which."""
 
     def __init__(
@@ -24,26 +26,15 @@ class MLPCategoricalQNetwork(nn.Module):
         action_dim: int,
         num_atoms: int = 51,
         hidden_sizes: Sequence[int] = (256, 256),
-        *,
-        dueling: bool = False,
-        noisy: bool = False,
+        **options: Unpack[ActionLayerOptions],
     ) -> None:
-        super().__init__()
-        self.layers = action_layers(
-            obs_dim, action_dim, hidden_sizes, num_atoms, dueling=dueling, noisy=noisy
-        )
-        self.shape = (action_dim, num_atoms)
+        super().__init__(obs_dim, action_dim, num_atoms, hidden_sizes, **options)
 
     @classmethod
     def build(cls, spec: EnvSpec, hyper: C51Config) -> MLPCategoricalQNetwork:
         """The network for an environment, as the hyper-parameters size it."""
         sizes = (spec.num_actions, hyper.num_atoms, hyper.hidden_sizes)
-        return cls(spec.obs_dim, *sizes, dueling=hyper.dueling, noisy=hyper.noisy)
-
-    def forward(self, obs: Tensor) -> Tensor:
-        """Logits of observations (batch, obs_dim)."""
-        logits: Tensor = self.layers(obs).unflatten(1, self.shape)
-        return logits
+        return cls(spec.obs_dim, *sizes, **hyper.layer_options())
 
     def act(self, obs: Tensor) -> Tensor:
         """The action of each row with the highest expected return.

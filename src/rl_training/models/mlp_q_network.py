@@ -11,7 +11,9 @@ from rl_training.data.types import EnvSpec
 from rl_training.models.blocks import action_layers
 
 if TYPE_CHECKING:
-    from rl_training.config.value_based import ValueBasedConfig
+    from typing_extensions import Unpack
+
+    from rl_training.config.value_based import ActionLayerOptions, ValueBasedConfig
 
 
 class MLPQNetwork(nn.Module):
@@ -26,20 +28,16 @@ class MLPQNetwork(nn.Module):
         obs_dim: int,
         action_dim: int,
         hidden_sizes: Sequence[int] = (256, 256),
-        *,
-        dueling: bool = False,
-        noisy: bool = False,
+        **options: Unpack[ActionLayerOptions],
     ) -> None:
         super().__init__()
-        self.layers = action_layers(
-            obs_dim, action_dim, hidden_sizes, 1, dueling=dueling, noisy=noisy
-        )
+        self.layers = action_layers(obs_dim, action_dim, hidden_sizes, **options)
 
     @classmethod
     def build(cls, spec: EnvSpec, hyper: ValueBasedConfig) -> MLPQNetwork:
         """The network for an environment, as the hyper-parameters size it."""
         sizes = (spec.obs_dim, spec.num_actions, hyper.hidden_sizes)
-        return cls(*sizes, dueling=hyper.dueling, noisy=hyper.noisy)
+        return cls(*sizes, **hyper.layer_options())
 
     def forward(self, obs: Tensor) -> Tensor:
         """Q-values (batch, action_dim) of observations (batch, obs_dim)."""

@@ -12,7 +12,9 @@ from rl_training.models.blocks import MLP, action_layers
 from rl_training.models.recurrent.core import CoreKind, RecurrentCore, State, reset_state
 
 if TYPE_CHECKING:
-    from rl_training.config.value_based import DRQNConfig
+    from typing_extensions import Unpack
+
+    from rl_training.config.value_based import ActionLayerOptions, DRQNConfig
 
 
 class RecurrentActions(NamedTuple):
@@ -27,7 +29,8 @@ class LSTMQNetwork(nn.Module):
     """Q-values of vector observations and what was seen before them in the episode.
 
     An encoder of ReLU layers, an LSTM or GRU, and a linear head, or two streams with a layer of
-    their own. Sequences are (time, batch, ...); states are tuples of (batch, core_size).
+    their own; `layer_norm` normalises before each ReLU. Sequences are (time, batch, ...); states
+    are tuples of (batch, core_size).
     """
 
     def __init__(
@@ -38,15 +41,16 @@ class LSTMQNetwork(nn.Module):
         *,
         core: CoreKind = "lstm",
         core_size: int = 128,
-        dueling: bool = False,
-        noisy: bool = False,
+        **options: Unpack[ActionLayerOptions],
     ) -> None:
         super().__init__()
         sizes = (obs_dim, *hidden_sizes)
-        self.encoder = MLP(sizes, features=True) if hidden_sizes else None
+        self.encoder: MLP | None = None
+        if hidden_sizes:
+            self.encoder = MLP(sizes, features=True, layer_norm=options.get("layer_norm", False))
         self.core = RecurrentCore(sizes[-1], core_size, core)
-        streams = (core_size,) if dueling else ()
-        self.head = action_layers(core_size, action_dim, streams, dueling=dueling, noisy=noisy)
+        streams = (core_size,) if options.get("dueling") else ()
+        self.head = action_layers(core_size, action_dim, streams, **options)
 
     @classmethod
     def build(cls, spec: EnvSpec, hyper: DRQNConfig) -> LSTMQNetwork:
@@ -57,8 +61,7 @@ class LSTMQNetwork(nn.Module):
             hyper.hidden_sizes,
             core=hyper.core,
             core_size=hyper.core_size,
-            dueling=hyper.dueling,
-            noisy=hyper.noisy,
+            **hyper.layer_options(),
         )
 
     def initial_state(self, batch_size: int) -> State:
