@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rl_training.algorithms import Loss, ValueBased, action_values
-from rl_training.config import ValueBasedConfig
+from rl_training.config import TransitionValueBasedConfig
 from rl_training.data import Batch
 from rl_training.runtime import DQN_SPEC
 
 LOWEST = -1.0  # bound on the scaled log-policy, l0 in the paper
 
 
-class MunchausenConfig(ValueBasedConfig):
+class MunchausenConfig(TransitionValueBasedConfig):
     """Hyper-parameters of Munchausen DQN; the defaults are the paper's."""
 
     double: Literal[False] = Field(False, description="has no meaning here: no action is chosen")

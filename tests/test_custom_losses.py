@@ -284,7 +284,7 @@ class Careless(DQN):
 
     def loss(self, batch: Batch) -> Loss:
         self.calls += 1
-        self.exploration.step(1)
+        self.exploration.take(1)
         noise = random.random() + np.random.random() + torch.rand(())
         loss = super().loss(batch)
         with torch.no_grad():

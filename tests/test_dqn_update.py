@@ -9,7 +9,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from rl_training.algorithms.base import UpdateResult
-from rl_training.algorithms.dqn import DQN, dqn_loss, q_target
+from rl_training.algorithms.dqn import DQN, dqn_loss, td_target
 from rl_training.config.value_based import DQNConfig
 from rl_training.data.types import Clock, EnvSpec, expect_shapes
 from rl_training.errors import ConfigError
@@ -84,7 +84,7 @@ def test_gradient_reaches_only_the_chosen_actions_and_never_the_target() -> None
 
 def test_a_shape_that_would_broadcast_is_refused() -> None:
     with pytest.raises(ValueError, match=r"expected \[B\], found \(2, 1\)"):
-        q_target(torch.zeros(2), torch.zeros(2, 1), NEXT_Q, NEXT_Q)
+        td_target(torch.zeros(2), torch.zeros(2, 1), NEXT_Q, NEXT_Q)
     with pytest.raises(ValueError, match="with B = 2"):
         expect_shapes("B A, B", torch.zeros(2, 3), torch.zeros(3))
 

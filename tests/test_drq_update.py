@@ -126,7 +126,7 @@ def test_an_update_is_its_definition(augmentations: tuple[int, int], tied: bool)
 
     current = shifted(batch.obs, learned)
     following = shifted(batch.next_obs, targets)
-    noise = torch.from_numpy(twin.noise.step(targets * ROWS).copy()).reshape(targets, ROWS, 2)
+    noise = torch.from_numpy(twin.noise.take(targets * ROWS).copy()).reshape(targets, ROWS, 2)
     aims = []
     for images, draws in zip(following, noise, strict=True):
         policy = squashed_sample(twin.actor(images), draws)
@@ -142,7 +142,7 @@ def test_an_update_is_its_definition(augmentations: tuple[int, int], tied: bool)
     # The actor sees the first shift alone, and the critics as they are after their step, whose
     # convolutions are its own if they are tied.
     twin.critics.load_state_dict(agent.critics.state_dict())
-    policy = squashed_sample(twin.actor(current[0]), torch.from_numpy(twin.noise.step(ROWS).copy()))
+    policy = squashed_sample(twin.actor(current[0]), torch.from_numpy(twin.noise.take(ROWS).copy()))
     value = twin.critics(current[0], policy.action).amin(0)[:, 0]
     whole = drq_loss(torch.stack(values, 1), aim, value, policy.log_prob, 0.3)
     for name, number in whole.metrics.items():
@@ -228,7 +228,7 @@ def test_what_shapes_the_default_network_is_refused_beside_another(
     config: type[HyperParameters], option: str, value: Any
 ) -> None:
     check_hyper_parameters(config, {option: value})
-    with pytest.raises(ConfigError, match=f"{option} would shape the default network"):
+    with pytest.raises(ConfigError, match=f"{option} configure the default network"):
         check_hyper_parameters(config, {option: value, "network": "a:b"})
 
 

@@ -59,7 +59,7 @@ def test_an_update_is_its_definition() -> None:
         return random_shift(images, torch.from_numpy(offsets), 2)
 
     def noise() -> Tensor:
-        return (0.5 * torch.from_numpy(twin.noise.step(ROWS).copy())).clip(-0.3, 0.3)
+        return (0.5 * torch.from_numpy(twin.noise.take(ROWS).copy())).clip(-0.3, 0.3)
 
     images, following = shifted(batch.obs), shifted(batch.next_obs)
     with torch.no_grad():

@@ -88,6 +88,6 @@ def test_dueling_without_a_hidden_layer_is_refused(config: Any) -> None:
 
 @CONFIGS
 def test_dueling_with_a_network_of_ones_own_is_refused(config: Any) -> None:
-    with pytest.raises(ValueError, match="leave it out with a custom network"):
+    with pytest.raises(ValueError, match="have no effect on a custom one"):
         config(dueling=True, network="package.module:network")
     assert config(network="package.module:network").dueling is False

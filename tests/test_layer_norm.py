@@ -103,5 +103,5 @@ def test_the_setting_reaches_the_network_of_each_algorithm(network: Any, config:
         built = network.build(SPEC, config(hidden_sizes=(4,), layer_norm=layer_norm))
         scales = [name for name, _ in built.named_parameters() if "scale" in name]
         assert len(scales) == layer_norm
-    with pytest.raises(ValueError, match="layer_norm would shape the default network"):
+    with pytest.raises(ValueError, match="layer_norm configure the default network"):
         config(layer_norm=True, network="package.module:network")

@@ -173,5 +173,5 @@ def test_the_packaged_rainbow_has_its_six_components() -> None:
 
 
 def test_noise_is_refused_beside_a_custom_network() -> None:
-    with pytest.raises(ValueError, match="shape the default network"):
+    with pytest.raises(ValueError, match="noisy configure the default network"):
         DQNConfig(noisy=True, network="package.module:build")

@@ -627,7 +627,7 @@ def test_generators_continue_where_they_were_saved() -> None:
         (lambda seed: NumpyGenerator(seed), lambda g: float(g.numpy.random())),
         (
             lambda seed: BlockNoise(seed, lambda rng, rows: rng.random((rows, 2)), width=2),
-            lambda g: float(g.step(3)[1, 0]),
+            lambda g: float(g.take(3)[1, 0]),
         ),
     ):
         generator, other = make(1), make(2)
@@ -641,7 +641,7 @@ def test_generators_continue_where_they_were_saved() -> None:
 
 def test_noise_drawn_in_blocks_never_repeats_and_fits_any_number_of_environments() -> None:
     noise = BlockNoise(0, lambda rng, rows: rng.random((rows, 1)), width=1)
-    seen = [noise.step(count) for count in (3, 4000, 3, 3000, 10_000, 1)]
+    seen = [noise.take(count) for count in (3, 4000, 3, 3000, 10_000, 1)]
     assert [len(rows) for rows in seen] == [3, 4000, 3, 3000, 10_000, 1]
     numbers = np.concatenate(seen)
     assert len(np.unique(numbers)) == len(numbers)
@@ -655,12 +655,12 @@ def test_noise_saved_within_a_block_goes_on_alike_for_any_numbers_of_rows(cut: i
     # Within the first block, to its very end, over it, into one of its own size, and after that.
     counts = [1, 4000, 95, 3, 5000, 2, 4094, 1, 7, 4096, 9000, 5]
     straight, saved, resumed = build(1), build(1), build(2)
-    expected = [straight.step(count).copy() for count in counts]
+    expected = [straight.take(count).copy() for count in counts]
     for count in counts[:cut]:
-        saved.step(count)
+        saved.take(count)
     resumed.load_state_dict(copy.deepcopy(saved.state_dict()))
     for count, rows in zip(counts[cut:], expected[cut:], strict=True):
-        assert np.array_equal(resumed.step(count), rows)
+        assert np.array_equal(resumed.take(count), rows)
         assert resumed.state_dict()["used"] <= resumed.state_dict()["rows"]
 
 

@@ -22,9 +22,9 @@ from training import final_state, tiny_config
 
 
 def test_soft_returns_by_hand() -> None:
-    rewards, entropy_terms = np.array([1.0, 2.0, 4.0]), np.array([9.0, 0.5, 1.0])
+    rewards, alpha_log_probs = np.array([1.0, 2.0, 4.0]), np.array([9.0, 0.5, 1.0])
     # 4;  2 + 0.5 * (4 - 1);  1 + 0.5 * (3.5 - 0.5). The first entropy term is not in it.
-    assert soft_returns(rewards, entropy_terms, 0.5).tolist() == [2.5, 3.5, 4.0]
+    assert soft_returns(rewards, alpha_log_probs, 0.5).tolist() == [2.5, 3.5, 4.0]
 
 
 def test_the_bias_is_taken_over_the_steps_whose_return_is_known() -> None:

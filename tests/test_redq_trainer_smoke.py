@@ -45,7 +45,8 @@ def test_the_actor_and_alpha_step_once_in_policy_delay_updates(
 def test_the_packaged_settings_are_the_papers() -> None:
     hyper = resolve_config("redq/hopper").hyper
     assert (hyper.num_critics, hyper.subset_size, hyper.replay_ratio) == (10, 2, 20)
-    assert (hyper.actor_interval, hyper.learning_starts, hyper.target_entropy) == (20, 5_000, -1)
+    assert (hyper.effective_policy_delay, hyper.learning_starts) == (20, 5_000)
+    assert hyper.target_entropy == -1
     assert (hyper.learning_rate, hyper.tau, hyper.batch_size) == (3e-4, 0.005, 256)
 
 

@@ -67,7 +67,7 @@ def test_with_two_critics_both_in_the_subset_the_target_is_sacs() -> None:
     redq, sac = make("redq", **settings), make("sac")
     for mine, theirs in ((redq.model, sac.model), (redq.target.module, sac.target.module)):
         mine.load_state_dict(theirs.state_dict())
-    assert REDQConfig(**settings).actor_interval == 1
+    assert REDQConfig(**settings).effective_policy_delay == 1
     batch = random_batch()
     found = [agent.update(batch, LEARNING).metrics for agent in (redq, sac)]
     assert float(found[0]["target_q_mean"]) == pytest.approx(float(found[1]["target_q_mean"]))
@@ -115,9 +115,9 @@ def test_weights_start_as_the_authors_have_them() -> None:
 def test_defaults_are_the_papers() -> None:
     hyper = REDQConfig()
     assert (hyper.num_critics, hyper.subset_size, hyper.replay_ratio) == (10, 2, 20.0)
-    assert (hyper.actor_interval, hyper.learning_starts, hyper.tau) == (20, 5_000, 0.005)
-    assert REDQConfig(replay_ratio=5).actor_interval == 5
-    assert REDQConfig(replay_ratio=5, policy_delay=2).actor_interval == 2
-    assert [REDQConfig(replay_ratio=r).actor_interval for r in (0.5, 1.5, 2.6)] == [1, 2, 3]
+    assert (hyper.effective_policy_delay, hyper.learning_starts, hyper.tau) == (20, 5_000, 0.005)
+    assert REDQConfig(replay_ratio=5).effective_policy_delay == 5
+    assert REDQConfig(replay_ratio=5, policy_delay=2).effective_policy_delay == 2
+    assert [REDQConfig(replay_ratio=r).effective_policy_delay for r in (0.5, 1.5, 2.6)] == [1, 2, 3]
     with pytest.raises(ValueError, match="subset_size must be at most num_critics, 2; found 3"):
         REDQConfig(num_critics=2, subset_size=3)

@@ -36,9 +36,9 @@ def test_the_target_by_hand_and_no_entropy_after_a_termination() -> None:
     batch = random_batch(2)._replace(
         reward=torch.tensor([1.0, 2.0]), discount=torch.tensor([0.5, 0.0])
     )
-    value, entropy_term = torch.tensor([10.0, 1e6]), torch.tensor([-4.0, -1e6])
+    value, alpha_log_prob = torch.tensor([10.0, 1e6]), torch.tensor([-4.0, -1e6])
     # 1 + 0.5 * (10 + 4); the second row terminated: neither value nor entropy follows.
-    assert soft_target(batch, value, entropy_term).tolist() == [8.0, 2.0]
+    assert soft_target(batch, value, alpha_log_prob).tolist() == [8.0, 2.0]
 
 
 def test_the_loss_by_hand() -> None:
@@ -76,8 +76,8 @@ def test_the_actors_gradient_is_that_of_its_loss(algo: str) -> None:
     agent, batch = make(algo, alpha=0.3, policy_delay=1), random_batch()
     agent.critic_optimizer.step = lambda _: None  # type: ignore[method-assign]
     twin = make(algo, alpha=0.3)
-    twin.noise.step(8)
-    policy = squashed_sample(twin.actor(batch.obs), torch.from_numpy(twin.noise.step(8).copy()))
+    twin.noise.take(8)
+    policy = squashed_sample(twin.actor(batch.obs), torch.from_numpy(twin.noise.take(8).copy()))
     values = twin.critics(batch.obs, policy.action)
     value = values.amin(0)[:, 0] if algo == "sac" else values.mean((0, 2))
     loss = (0.3 * policy.log_prob - value).mean()
@@ -92,7 +92,7 @@ def test_an_update_is_its_definition() -> None:
     """One update of SAC from networks, automatic differentiation and Adam's first step."""
     agent, batch, rate = make("sac", alpha=0.3, learning_rate=0.01), random_batch(), 0.01
     twin = make("sac", alpha=0.3)
-    noise = [torch.from_numpy(twin.noise.step(8).copy()) for _ in range(2)]
+    noise = [torch.from_numpy(twin.noise.take(8).copy()) for _ in range(2)]
     model, target = twin.model, twin.target.module
     policy = squashed_sample(model.actor(batch.next_obs), noise[0])
     lowest = target(batch.next_obs, policy.action).amin(0)[:, 0]
@@ -168,8 +168,8 @@ def test_a_fixed_temperature_stays(algo: str) -> None:
 
 
 def test_target_entropy_is_minus_the_dimensions_unless_given() -> None:
-    assert SACConfig().entropy_for(SPEC.action_dim) == -2.0
-    assert SACConfig(target_entropy=-0.5).entropy_for(SPEC.action_dim) == -0.5
+    assert SACConfig().target_entropy_for(SPEC.action_dim) == -2.0
+    assert SACConfig(target_entropy=-0.5).target_entropy_for(SPEC.action_dim) == -0.5
 
 
 @each_algo
@@ -237,7 +237,7 @@ def test_targets_drop_units_too() -> None:
     """Dropout in the targets, as in DroQ: the same batch has another target each time."""
     for dropout, differs in ((0.5, True), (0.0, False)):
         agent = make("sac", alpha=0.0, layer_norm=True, dropout=dropout, tau=1e-12)
-        agent.noise.step = lambda rows: np.zeros((rows, 2), np.float32)  # type: ignore[method-assign]
+        agent.noise.take = lambda rows: np.zeros((rows, 2), np.float32)  # type: ignore[method-assign]
         agent.critic_optimizer.step = lambda _: None  # type: ignore[method-assign]
         agent.actor_optimizer.step = lambda _: None  # type: ignore[method-assign]
         batch = random_batch(32)
@@ -299,8 +299,8 @@ def test_critics_have_layers_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"network": "a:b", "dropout": 0.1, "layer_norm": True}, "layer_norm, dropout would shape"),
-        ({"network": "a:b", "critic_hidden_sizes": (8,)}, "critic_hidden_sizes would shape"),
+        ({"network": "a:b", "dropout": 0.1, "layer_norm": True}, "layer_norm, dropout configure"),
+        ({"network": "a:b", "critic_hidden_sizes": (8,)}, "critic_hidden_sizes configure"),
         ({"alpha": 0.1, "target_entropy": -1.0}, "no effect beside a fixed alpha, 0.1"),
         ({"layer_norm": True, "hidden_sizes": ()}, "need a hidden layer in the critics"),
         ({"alpha": -0.1}, "alpha"),

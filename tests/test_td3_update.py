@@ -85,7 +85,7 @@ def test_target_actions_are_smoothed_within_their_bounds() -> None:
     agent = make(hidden_sizes=(), target_noise=0.2, noise_clip=0.5)
     set_constant(agent.target_actor.module, math.atanh(0.9), math.atanh(-0.2))
     draws = np.array([[10.0, 10.0], [0.5, -0.5], [-10.0, -10.0]], np.float32)
-    agent.noise.step = lambda rows: draws[:rows]  # type: ignore[method-assign]
+    agent.noise.take = lambda rows: draws[:rows]  # type: ignore[method-assign]
     smoothed: list[Tensor] = []
     inner = agent.target.module.forward
     agent.target.module.forward = lambda obs, action: smoothed.append(action) or inner(obs, action)
@@ -133,7 +133,7 @@ def test_an_update_is_its_definition() -> None:
     options: dict[str, Any] = {"learning_rate": 0.01, "policy_delay": 1, "tau": 0.1}
     agent, twin, batch, rate = make(**options), make(**options), random_batch(), 0.01
     model = twin.model
-    noise = (0.2 * torch.from_numpy(twin.noise.step(8).copy())).clip(-0.5, 0.5)
+    noise = (0.2 * torch.from_numpy(twin.noise.take(8).copy())).clip(-0.5, 0.5)
     action = (twin.target_actor.module(batch.next_obs) + noise).clip(-1, 1)
     lowest = twin.target.module(batch.next_obs, action).amin(0)[:, 0]
     aim = (batch.reward + batch.discount * lowest).detach()
@@ -340,5 +340,5 @@ def test_a_custom_network_is_checked() -> None:
         TD3(Pair(critics=5), TD3Config(), SPEC)
     with pytest.raises(ConfigError, match="expected a module named actor, found none"):
         TD3(nn.Linear(3, 2), TD3Config(), SPEC)
-    with pytest.raises(ValueError, match="layer_norm would shape the default network"):
+    with pytest.raises(ValueError, match="layer_norm configure the default network"):
         TD3Config(network="a:b", layer_norm=True)

@@ -291,7 +291,7 @@ REFUSED = [
     ({"dueling": True, "hidden_sizes": []}, r"dueling gives each stream .* give at least one"),
     (
         {"dueling": True, "network": "networks:mine"},
-        r"dueling .* leave it out with a custom network",
+        r"dueling .* have no effect on a custom one",
     ),
 ]
 

@@ -88,7 +88,7 @@ _HOMES: dict[str, dict[str, tuple[str, ...]]] = {
             "scheduled_value",
         ),
         "config.train_config": ("TrainConfig",),
-        "config.value_based": ("QLearningConfig", "ValueBasedConfig"),
+        "config.value_based": ("TransitionValueBasedConfig", "ValueBasedConfig"),
     },
     "rl_training.data": {
         "data.normalization": ("ObservationNormalizer", "RewardNormalizer"),

@@ -1,4 +1,8 @@
-"""What every algorithm is to the loops: something that acts, updates and saves its state."""
+"""Base classes of the algorithms, and the checks of their networks.
+
+An update needs only `Loss`, `UpdateResult` and `Algorithm`; from `Recurrent` on, the file serves
+recurrent agents and start-up checks.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,7 @@ class Loss(NamedTuple):
 
 
 class UpdateResult(NamedTuple):
-    """What an update reports: detached 0-d metrics by name, and priorities if there are any.
+    """Detached 0-d metrics of an update by name, and priorities if there are any.
 
     `gradient_steps` is the number of updates that a call counts as: more than one only on-policy,
     where a call goes through a rollout in several minibatches and epochs.

@@ -3,7 +3,7 @@
 As in the paper the next action has the highest expected return by the *target* network; `double`
 lets the online network choose. Deviations: the defaults of DQN here, so Adam's epsilon is
 1e-8 (0.01 / 32 in the paper), exploration goes down to 0.05 (0.01), the target network is copied
-every 500 environment transitions (10,000), and the norm of the gradient is bounded by 10.
+every 500 environment transitions (10,000), and gradient-norm clipping at 10.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What TD3 and DrQ-v2 share: a deterministic actor that explores by noise on its actions."""
+"""Base of TD3 and DrQ-v2: a deterministic actor that explores by noise on its actions."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ class DeterministicActorCritic(Algorithm):
     ) -> ActResult:
         """The actor's actions, with noise if exploring; uniform ones during warm-up."""
         if explore and clock.warming_up:
-            return ActResult(self.random.step(len(obs)), state)
+            return ActResult(self.random.take(len(obs)), state)
         self.set_training(self.model, False)
         action = self.mean_action(obs)
         if explore:
             spread = self.noise_scale(clock)
-            action = (action + spread * self.noise.step(len(obs))).clip(-1, 1).astype(np.float32)
+            action = (action + spread * self.noise.take(len(obs))).clip(-1, 1).astype(np.float32)
         return ActResult(action, state)
 
     @torch.no_grad()
@@ -87,7 +87,7 @@ class DeterministicActorCritic(Algorithm):
 
     def clipped_noise(self, rows: int, spread: float) -> Tensor:
         """Normal noise [rows, A] of standard deviation `spread`, clipped to `noise_clip`."""
-        noise = self.tensor(self.noise.step(rows)) * spread
+        noise = self.tensor(self.noise.take(rows)) * spread
         return noise.clip(-self.hyper.noise_clip, self.hyper.noise_clip)
 
     def learning_rate(self, clock: Clock) -> float:

@@ -1,11 +1,11 @@
 """DQN (Mnih et al., 2015), with double Q-learning (van Hasselt et al., 2016) as an option.
 
 Defaults that deviate, with the paper's (Extended Data Table 1) in parentheses: Adam with epsilon
-1e-8 (centred RMSprop); minibatches of 64 (32); a replay buffer of 100,000 (1,000,000), learned from
-after 1,000 transitions (50,000); a target network copied every 500 environment transitions (10,000
-updates); exploration down to 0.05 within a tenth of the run (0.1, within 1,000,000 frames); a
-gradient-norm bound of 10 (none). `optimizer: rmsprop` adds `optimizer_eps` outside the root, where
-the authors add 0.01 inside it.
+1e-8 (centred RMSprop); minibatches of 64 (32); a replay buffer of 100,000 (1,000,000); learning
+starts after 1,000 transitions (50,000); a target network copied every 500 environment transitions
+(10,000 updates); exploration down to 0.05 within a tenth of the run (0.1, within 1,000,000 frames);
+gradient-norm clipping at 10 (none). `optimizer: rmsprop` adds `optimizer_eps` outside the root,
+where the authors add 0.01 inside it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rl_training.config.value_based import DQNConfig
 from rl_training.data.types import Batch, expect_shapes
 
 
-def q_target(
+def td_target(
     reward: Tensor, discount: Tensor, next_q: Tensor, selector: Tensor | None = None
 ) -> Tensor:
     """Target `reward + discount * next_q[argmax selector]`.
@@ -30,9 +30,9 @@ def q_target(
     Q-learning's maximum; with the online network's values it is double Q-learning
     (van Hasselt et al., 2016, Eq. 4).
     """
-    best = next_q.amax(1) if selector is None else action_values(next_q, selector.argmax(1))
-    expect_shapes("B, B, B", reward, discount, best)
-    return reward + discount * best
+    next_value = next_q.amax(1) if selector is None else action_values(next_q, selector.argmax(1))
+    expect_shapes("B, B, B", reward, discount, next_value)
+    return reward + discount * next_value
 
 
 def dqn_loss(
@@ -48,14 +48,14 @@ def dqn_loss(
     Shapes: q, next_q and selector [B, A]. `q` is the online network at `obs`, `next_q` the target
     network at `next_obs`; `selector` chooses the next action, by default `next_q` itself.
     """
-    target = q_target(batch.reward, batch.discount, next_q, selector).detach()
+    target = td_target(batch.reward, batch.discount, next_q, selector).detach()
     value = action_values(q, batch.action)
     expect_shapes("B, B, B", value, target, batch.weight)
     if kind == "huber":
-        rows = F.huber_loss(value, target, reduction="none")
+        row_losses = F.huber_loss(value, target, reduction="none")
     else:
-        rows = 0.5 * (value - target) ** 2
-    loss = (rows * batch.weight).mean()
+        row_losses = 0.5 * (value - target) ** 2
+    loss = (row_losses * batch.weight).mean()
     td_error = (value.detach() - target).abs()
     metrics = {
         "loss": loss.detach(),

@@ -1,7 +1,7 @@
 """DrQ (Kostrikov et al., 2020): soft actor-critic from images that are shifted at random.
 
 As in the paper a target is the mean over `num_target_augmentations` shifts of the next image, each
-with an action of its own, and the critics learn it from `num_augmentations` shifts of the image;
+with a separate action, and the critics learn it from `num_augmentations` shifts of the image;
 the actor sees the first of them. Unlike in the authors' code the log standard deviation is held in
 its range by clipping, and targets move at every update, half as far as there at every other one.
 """
@@ -26,7 +26,7 @@ from rl_training.data.types import Batch, EnvSpec, expect_shapes
 
 
 class DrQLoss(NamedTuple):
-    """What critics and actor make smaller, and the metrics of both."""
+    """The losses of critics and actor, and the metrics of both."""
 
     critic: Tensor
     actor: Tensor
@@ -63,7 +63,7 @@ def drq_critic_loss(q_values: Tensor, target: Tensor) -> Loss:
 
 
 class DrQ(SoftActorCritic):
-    """Data-regularised Q."""
+    """SAC whose targets average over random image shifts, on which the critics train."""
 
     state_fields = ("shifts",)
     hyper: DrQConfig
@@ -92,8 +92,8 @@ class DrQ(SoftActorCritic):
     def critic_loss(self, batch: Batch, noise: Tensor) -> Loss:
         """`drq_critic_loss` towards the mean over the shifts of the next images."""
         rows = len(batch.reward)
-        action, entropy_term = self.next_action(batch, noise)
-        next_value = min_over_critics(self.target(batch.next_obs, action)) - entropy_term
+        next_action, alpha_log_prob = self.next_action(batch, noise)
+        next_value = min_over_critics(self.target(batch.next_obs, next_action)) - alpha_log_prob
         target = batch.reward + batch.discount * next_value.reshape(-1, rows).mean(0)
         q_values = self.critics(batch.obs, batch.action)
         return drq_critic_loss(q_values.reshape(len(q_values), -1, rows), target)

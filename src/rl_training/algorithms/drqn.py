@@ -64,11 +64,11 @@ def drqn_loss(
     target = sequence_target(batch, next_value, n_step).detach()
     value = q_values[: len(mask)].gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
     if kind == "huber":
-        rows = F.huber_loss(value, target, reduction="none")
+        row_losses = F.huber_loss(value, target, reduction="none")
     else:
-        rows = 0.5 * (value - target) ** 2
+        row_losses = 0.5 * (value - target) ** 2
     share = mask / mask.sum().clamp(min=1.0)
-    loss = (rows * share).sum()
+    loss = (row_losses * share).sum()
     metrics = {
         "loss": loss.detach(),
         "q_value_mean": (value.detach() * share).sum(),
@@ -122,7 +122,7 @@ class DRQN(Recurrent, ValueBased):
         *,
         explore: bool,
     ) -> ActResult:
-        """Epsilon-greedy actions with a coin per row, or greedy ones; the state moves on."""
+        """Epsilon-greedy actions, or greedy ones; the state moves on."""
         self.set_exploring(explore)
         q_values, after = self.output_and_state(obs, state, first)
         greedy = q_values.argmax(-1)

@@ -64,11 +64,12 @@ class Optimizer(Stateful):
         # Loss function -> kernel, filled by `fast.accelerate`, empty otherwise.
         self.kernels: dict[Callable[..., Any], Callable[..., Loss]] = {}
         self.leaves: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
-        self._places = [(p, p.detach(), p.grad) for p in self.leaves]
-        self._by_kernel = False  # a kernel writes where `_places` are, and knows no other place
+        self._flat_views = [(p, p.detach(), p.grad) for p in self.leaves]
+        # True: a kernel has written the flat gradient itself; there is nothing to sync.
+        self._grad_from_kernel = False
         self.eps = eps
         self.max_grad_norm = max_grad_norm
-        self._move = self._adam if name == "adam" else self._rmsprop
+        self._apply = self._adam if name == "adam" else self._rmsprop
         self._values = self.flat.detach()
         assert self.flat.grad is not None
         self._grad = self.flat.grad
@@ -80,7 +81,10 @@ class Optimizer(Stateful):
     def descend(
         self, loss: Callable[..., Loss | Tensor], *inputs: object, learning_rate: float
     ) -> Loss:
-        """One step against the gradient of `loss(*inputs)`."""
+        """One gradient-descent step on `loss(*inputs)`.
+
+        Takes the function, not its value, so that a kernel can stand in for it (`differentiate`).
+        """
         result = self.differentiate(loss, *inputs)
         self.step(learning_rate)
         return result
@@ -92,7 +96,7 @@ class Optimizer(Stateful):
         docs/architecture.md), that runs instead of autograd.
         """
         kernel = self.kernels.get(getattr(loss, "__func__", loss))
-        self._by_kernel = kernel is not None
+        self._grad_from_kernel = kernel is not None
         if kernel is not None:
             return kernel(*inputs)
         result = Loss.of(loss(*inputs), getattr(loss, "__name__", "loss"))
@@ -101,27 +105,27 @@ class Optimizer(Stateful):
         return result
 
     def zero_grad(self) -> None:
-        """Forget the last gradient."""
-        for parameter, _, grad in self._places:
+        """Zero the flat gradient, and rebind every parameter's `grad` to it."""
+        for parameter, _, grad in self._flat_views:
             if parameter.grad is not grad:
                 parameter.grad = grad
         self._grad.zero_()
 
     def step(self, learning_rate: float) -> None:
-        """Move the parameters against their gradients."""
-        if not self._by_kernel:
-            self._gather()
-        self._by_kernel = False
+        """Clip the gradient norm, then apply Adam or RMSprop."""
+        if not self._grad_from_kernel:
+            self._sync_flat_buffers()
+        self._grad_from_kernel = False
         if self.max_grad_norm is not None:
             self._clip(self.max_grad_norm)
-        self._move(self._grad, learning_rate)
+        self._apply(self._grad, learning_rate)
 
-    def _gather(self) -> None:
-        """Bring back what code of others has put elsewhere.
+    def _sync_flat_buffers(self) -> None:
+        """Copy gradients or values that outside code put elsewhere back into the flat buffers.
 
-        `module.zero_grad()` gives parameters gradients of their own, `p.data = ...` other memory.
+        `module.zero_grad()` and `p.data = ...` rebind a parameter's memory.
         """
-        for parameter, values, grad in self._places:
+        for parameter, values, grad in self._flat_views:
             if parameter.grad is not grad:
                 assert grad is not None
                 grad.copy_(torch.zeros(()) if parameter.grad is None else parameter.grad)
@@ -232,12 +236,11 @@ def adam(
 
 
 class TargetNetwork(Stateful):
-    """A frozen copy of a network: copied from it every `interval` transitions, or following it.
+    """A frozen copy of a network, updated hard or softly.
 
-    With `tau` below 1, or without an `interval`, every update moves the copy a share `tau` of the
-    way; otherwise the first update after each multiple of `interval` environment transitions copies
-    the network. `source` is the optimiser of the followed network, whose flat buffer makes a copy
-    one operation.
+    With an `interval`, the first update after each multiple of it (in environment transitions)
+    copies the network; without one, every update is a Polyak step of size `tau`. `source` is the
+    online network's optimiser, whose flat buffer makes either one operation.
     """
 
     state_fields = ("module", "intervals_passed")
@@ -261,13 +264,14 @@ class TargetNetwork(Stateful):
 
     def update(self, clock: Clock) -> None:
         """Copy or move the parameters if that is due."""
-        if self.tau < 1.0 or self.interval is None:
+        if self.interval is None:
             self._values.lerp_(self._source_values, self.tau)
         elif clock.env_steps // self.interval > self.intervals_passed:
             self._values.copy_(self._source_values)
             self.intervals_passed = clock.env_steps // self.interval
         else:
             return
-        # Buffers (running statistics, the noise of noisy layers) are copied, never averaged.
+        # Buffers (running statistics) are copied, never averaged. So is the noise of noisy layers,
+        # which is never used: the next update draws new noise for both networks first.
         for buffer, source in zip(self.module.buffers(), self._source_buffers, strict=True):
             buffer.copy_(source)

@@ -259,7 +259,7 @@ class PPO(Algorithm):
     ) -> ActResult:
         """Sampled actions, or the most likely ones."""
         self.set_training(self.model, False)
-        return ActResult(self.actions(obs, self.noise.step(len(obs)) if explore else None), state)
+        return ActResult(self.actions(obs, self.noise.take(len(obs)) if explore else None), state)
 
     @torch.no_grad()
     def actions(self, obs: np.ndarray, noise: np.ndarray | None) -> np.ndarray:

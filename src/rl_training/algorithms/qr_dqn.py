@@ -3,7 +3,7 @@
 As in the paper the next action has the highest mean of the *target* network's quantiles; `double`
 lets the online network choose. Deviations: the defaults of DQN here, so a learning rate of
 2.5e-4 (5e-5 in the paper), Adam's epsilon 1e-8 (0.01 / 32), exploration down to 0.05 (0.01), a
-target network copied every 500 environment transitions (10,000), and a gradient-norm bound of 10.
+target network copied every 500 environment transitions (10,000), and gradient-norm clipping at 10.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class RecurrentPPO(Recurrent, PPO):
         """Sampled actions, or the most likely ones, and the state after them."""
         self.set_training(self.model, False)
         output, after = self.output_and_state(obs, state, first)
-        noise = self.noise.step(len(obs)) if explore else None
+        noise = self.noise.take(len(obs)) if explore else None
         return ActResult(self.actions_from(self.tensor(output), noise), after)
 
     def check_network(self) -> None:

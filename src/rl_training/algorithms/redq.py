@@ -67,11 +67,11 @@ class REDQ(SoftActorCritic):
 
     def critic_loss(self, batch: Batch, noise: Tensor) -> Loss:
         """`redq_loss` towards the lowest critic of a random subset."""
-        action, entropy_term = self.next_action(batch, noise)
+        next_action, alpha_log_prob = self.next_action(batch, noise)
         subset = self.tensor(self.draw_subset())
-        next_value = min_over_critics(self.target(batch.next_obs, action, subset))
+        next_value = min_over_critics(self.target(batch.next_obs, next_action, subset))
         q_values = self.critics(batch.obs, batch.action)[:, :, 0].T
-        return redq_loss(q_values, soft_target(batch, next_value, entropy_term))
+        return redq_loss(q_values, soft_target(batch, next_value, alpha_log_prob))
 
     def actor_value(self, values: Tensor) -> Tensor:
         """The mean of all critics."""

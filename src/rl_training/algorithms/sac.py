@@ -34,16 +34,16 @@ def sac_loss(q_values: Tensor, target: Tensor) -> Loss:
 
 
 class SAC(SoftActorCritic):
-    """The lowest of the critics is the value of an action, to targets and actor."""
+    """Clipped double Q: the minimum over the critics, both in the target and for the actor."""
 
     hyper: SACConfig
 
     def critic_loss(self, batch: Batch, noise: Tensor) -> Loss:
         """`sac_loss` towards the lowest target critic."""
-        action, entropy_term = self.next_action(batch, noise)
-        next_value = min_over_critics(self.target(batch.next_obs, action))
+        next_action, alpha_log_prob = self.next_action(batch, noise)
+        next_value = min_over_critics(self.target(batch.next_obs, next_action))
         return sac_loss(
-            self.critics(batch.obs, batch.action), soft_target(batch, next_value, entropy_term)
+            self.critics(batch.obs, batch.action), soft_target(batch, next_value, alpha_log_prob)
         )
 
     def actor_value(self, values: Tensor) -> Tensor:

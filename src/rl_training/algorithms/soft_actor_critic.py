@@ -1,4 +1,4 @@
-"""What SAC, TQC, REDQ and DrQ share: a squashed-Gaussian actor, critics, and a temperature.
+"""Base of SAC, TQC, REDQ and DrQ: a squashed-Gaussian actor, critics, and a temperature.
 
 An update is one step of the critics towards `reward + discount * (value - alpha * log_prob)`, with
 a fresh action in the next state and the target critics' value of it; every `policy_delay` updates a
@@ -69,15 +69,15 @@ def log_tanh_derivative(x: Tensor) -> Tensor:
     return 2 * (math.log(2) - size - torch.log1p(torch.exp(-2 * size)))
 
 
-def soft_target(batch: Batch, value: Tensor, entropy_term: Tensor) -> Tensor:
-    """`reward + discount * (value - entropy_term)`; all are [B].
+def soft_target(batch: Batch, value: Tensor, alpha_log_prob: Tensor) -> Tensor:
+    """Soft Bellman target `reward + discount * (value - alpha_log_prob)`; all are [B].
 
-    `entropy_term` is alpha times the log-probability of the action that was valued. Discount is
-    zero after a termination: neither value nor entropy follows. With `n_step` rewards the entropy
-    of the actions in between is left out, as is usual.
+    `alpha_log_prob` is alpha times the next action's log-probability. `discount` is 0 after a
+    termination, which removes value and entropy. With `n_step` > 1 the entropy of the intermediate
+    actions is left out, as usual.
     """
-    expect_shapes("B, B, B, B", batch.reward, batch.discount, value, entropy_term)
-    return batch.reward + batch.discount * (value - entropy_term)
+    expect_shapes("B, B, B, B", batch.reward, batch.discount, value, alpha_log_prob)
+    return batch.reward + batch.discount * (value - alpha_log_prob)
 
 
 def min_over_critics(values: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ def min_over_critics(values: Tensor) -> Tensor:
 
 
 def soft_actor_loss(value: Tensor, log_prob: Tensor, alpha: float | Tensor) -> Loss:
-    """The mean of `alpha * log_prob - value`: entropy is worth `alpha` of return; all are [B]."""
+    """Mean of `alpha * log_prob - value`, both [B]."""
     expect_shapes("B, B", value, log_prob)
     loss = (alpha * log_prob - value).mean()
     entropy = -log_prob.detach().mean()
@@ -130,12 +130,12 @@ class Temperature(Stateful):
 
     @property
     def alpha(self) -> float | Tensor:
-        """The weight; a learned one is not read from its device."""
+        """A tensor if learned, so that reading it needs no device sync; else a float."""
         return self.log_alpha.exp() if self.fixed is None else self.fixed
 
     @property
     def learned(self) -> bool:
-        """Whether it changes."""
+        """False if `alpha` is fixed."""
         return self.fixed is None
 
     def loss(self, entropy: Tensor) -> Tensor:
@@ -180,13 +180,18 @@ class SoftActorCritic(Algorithm):
         self.model = model.to(self.device)
         self.actor, self.critics = modules_of(self.model, "actor", "critics")
         self.check_network()
-        limits: dict[str, Any] = {"eps": hyper.optimizer_eps, "max_grad_norm": hyper.max_grad_norm}
-        self.actor_optimizer = Optimizer(self.actor, **limits)
-        self.critic_optimizer = Optimizer(self.critics, **limits)
+        optimizer_options: dict[str, Any] = {
+            "eps": hyper.optimizer_eps,
+            "max_grad_norm": hyper.max_grad_norm,
+        }
+        self.actor_optimizer = Optimizer(self.actor, **optimizer_options)
+        self.critic_optimizer = Optimizer(self.critics, **optimizer_options)
         self.target = TargetNetwork(self.critic_optimizer, tau=hyper.tau)
-        if hyper.drops_units:
-            self.target.module.train()  # the targets drop units too (Hiraoka et al., 2022)
-        self.temperature = Temperature(hyper, hyper.entropy_for(spec.action_dim), self.device)
+        if hyper.has_dropout:
+            # Dropout stays on in the target critics (Hiraoka et al., 2022).
+            self.target.module.train()
+        target_entropy = hyper.target_entropy_for(spec.action_dim)
+        self.temperature = Temperature(hyper, target_entropy, self.device)
         seeds = derived_seeds(seed, 2)
         self.noise = normal_noise(seeds[0], spec.action_dim)
         self.random = uniform_noise(seeds[1], spec.action_dim)  # actions of the warm-up
@@ -199,14 +204,17 @@ class SoftActorCritic(Algorithm):
         self.set_training(self.critics, True)
         self.updates += 1
         batch = self.augment(batch)
+        # DrQ's `augment` repeats obs, action and next_obs; reward keeps one row per transition.
         noise = self.draw_noise(len(batch.next_obs))
         critic = self.critic_optimizer.descend(self.critic_loss, batch, noise, learning_rate=rate)
         metrics = critic.metrics
-        if self.updates % self.hyper.actor_interval == 0:
+        if self.updates % self.hyper.effective_policy_delay == 0:
             noise = self.draw_noise(len(batch.reward))
             actor = self.actor_optimizer.descend(self.actor_loss, batch, noise, learning_rate=rate)
             if self.temperature.learned:
                 self.temperature.update(self._entropy(actor, batch, noise), rate)
+            # Joined, not merged: a kernel reports one vector, and splitting it costs more than
+            # computing it.
             metrics = JoinedMetrics(metrics, actor.metrics)
         self.target.update(clock)
         return UpdateResult(metrics)
@@ -217,14 +225,14 @@ class SoftActorCritic(Algorithm):
 
     def actor_loss(self, batch: Batch, noise: Tensor) -> Loss:
         """`soft_actor_loss` of fresh actions; `noise` is standard normal, a row per transition."""
-        obs = batch.obs[: len(batch.reward)]  # `augment` may repeat observations, as DrQ's does
+        obs = batch.obs[: len(batch.reward)]  # one row per transition
         action, log_prob = self.policy(obs, noise)
         value = self.actor_value(self.critics(obs, action))
         return soft_actor_loss(value, log_prob, self.temperature.alpha)
 
     @abstractmethod
     def actor_value(self, values: Tensor) -> Tensor:
-        """What the critics' values [E, B, O] are to the actor [B]."""
+        """The value [B] that the actor maximises, from the critics' values [E, B, O]."""
 
     def policy(self, obs: Tensor, noise: Tensor) -> SquashedSample:
         """Actions that `noise` draws for observations, and their log-probabilities."""
@@ -242,7 +250,7 @@ class SoftActorCritic(Algorithm):
 
     def draw_noise(self, rows: int) -> Tensor:
         """Standard normal numbers [rows, A]."""
-        return self.tensor(self.noise.step(rows))
+        return self.tensor(self.noise.take(rows))
 
     def example_inputs(self) -> dict[str, tuple[Any, ...]]:
         """A batch, augmented, and noise for each loss."""
@@ -270,9 +278,9 @@ class SoftActorCritic(Algorithm):
     ) -> ActResult:
         """Sampled actions, uniform ones during warm-up, or the squashed means."""
         if explore and clock.warming_up:
-            return ActResult(self.random.step(len(obs)), state)
+            return ActResult(self.random.take(len(obs)), state)
         self.set_training(self.actor, False)
-        return ActResult(self.actions(obs, self.noise.step(len(obs)) if explore else None), state)
+        return ActResult(self.actions(obs, self.noise.take(len(obs)) if explore else None), state)
 
     @torch.no_grad()
     def actions(self, obs: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
@@ -293,8 +301,8 @@ class SoftActorCritic(Algorithm):
         rows = self.tensor(obs)
         action, log_prob = self.policy(rows, self.tensor(noise))
         value = self.critics(rows, action).mean((0, 2))
-        entropy_term = self.temperature.alpha * log_prob
-        return SampledValues(*(x.cpu().numpy() for x in (action, value, entropy_term)))
+        alpha_log_prob = self.temperature.alpha * log_prob
+        return SampledValues(*(x.cpu().numpy() for x in (action, value, alpha_log_prob)))
 
     def learning_rate(self, clock: Clock) -> float:
         """The step size of all optimisers."""
@@ -335,4 +343,4 @@ class SampledValues(NamedTuple):
 
     action: np.ndarray
     value: np.ndarray
-    entropy_term: np.ndarray
+    alpha_log_prob: np.ndarray

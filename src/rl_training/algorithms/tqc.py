@@ -47,9 +47,9 @@ class TQC(SoftActorCritic):
 
     def critic_loss(self, batch: Batch, noise: Tensor) -> Loss:
         """`tqc_loss` on the pooled atoms without the highest."""
-        action, entropy_term = self.next_action(batch, noise)
-        next_atoms = self.target(batch.next_obs, action)
-        kept = truncated_atoms(next_atoms, self.hyper.dropped_quantiles) - entropy_term[:, None]
+        next_action, alpha_log_prob = self.next_action(batch, noise)
+        next_atoms = self.target(batch.next_obs, next_action)
+        kept = truncated_atoms(next_atoms, self.hyper.dropped_quantiles) - alpha_log_prob[:, None]
         target = batch.reward[:, None] + batch.discount[:, None] * kept
         return tqc_loss(self.critics(batch.obs, batch.action), target)
 

@@ -1,4 +1,4 @@
-"""What the algorithms share that learn values and act greedily on them.
+"""Base of the value-based algorithms: a Q-network, its target network, epsilon-greedy exploration.
 
 An update is one step of the online network towards `reward + discount * max Q_target(next_obs)` (or
 towards the distribution of that return), and then the target network's if it is due. The buffer
@@ -26,7 +26,7 @@ from rl_training.algorithms.base import (
 )
 from rl_training.algorithms.optimization import Optimizer, TargetNetwork
 from rl_training.config.schedule import scheduled_value
-from rl_training.config.value_based import TARGET_UPDATE_INTERVAL, QLearningConfig
+from rl_training.config.value_based import TARGET_UPDATE_INTERVAL, ValueBasedConfig
 from rl_training.data.examples import example_batch
 from rl_training.data.generators import BlockNoise, NumpyGenerator, derived_seeds
 from rl_training.data.types import Clock, EnvSpec, PolicyState
@@ -34,21 +34,24 @@ from rl_training.models.blocks import NoisyMLP
 
 
 class EpsilonGreedy(BlockNoise):
-    """One coin per environment: heads takes a uniform action, tails the greedy one."""
+    """Uniform actions with probability epsilon, decided independently for each environment."""
 
     def __init__(self, num_actions: int, seed: int) -> None:
         super().__init__(seed, lambda rng, rows: rng.random((rows, 2)), width=2)
         self.num_actions = num_actions
 
     def act(self, epsilon: float, num_envs: int, greedy: Callable[[], np.ndarray]) -> np.ndarray:
-        """Uniform actions where the coin falls below epsilon, and `greedy()` elsewhere."""
-        coin, choice = self.step(num_envs).T
-        explores = coin < epsilon
-        exploring = np.count_nonzero(explores)
-        if not exploring:
+        """Uniform actions in the random rows, greedy ones elsewhere.
+
+        `greedy` is called only if some row needs it: a fully random step costs no forward pass.
+        """
+        draw, choice = self.take(num_envs).T
+        random_rows = draw < epsilon
+        num_random = np.count_nonzero(random_rows)
+        if not num_random:
             return greedy()
         uniform = (choice * self.num_actions).astype(np.int64)
-        return uniform if exploring == num_envs else np.where(explores, uniform, greedy())
+        return uniform if num_random == num_envs else np.where(random_rows, uniform, greedy())
 
 
 def action_values(values: Tensor, action: Tensor) -> Tensor:
@@ -70,12 +73,12 @@ class ValueBased(Algorithm):
         "exploration",
         "noise",
     )
-    hyper: QLearningConfig
+    hyper: ValueBasedConfig
 
     def __init__(
         self,
         model: nn.Module,
-        hyper: QLearningConfig,
+        hyper: ValueBasedConfig,
         spec: EnvSpec,
         *,
         seed: int = 0,
@@ -91,7 +94,7 @@ class ValueBased(Algorithm):
             eps=hyper.optimizer_eps,
             max_grad_norm=hyper.max_grad_norm,
         )
-        interval = hyper.target_update_interval or TARGET_UPDATE_INTERVAL
+        interval = None if hyper.tau < 1 else hyper.target_update_interval or TARGET_UPDATE_INTERVAL
         self.target = TargetNetwork(self.optimizer, tau=hyper.tau, interval=interval)
         if hyper.noisy:
             self.target.module.train()  # the targets are noisy too
@@ -126,7 +129,7 @@ class ValueBased(Algorithm):
         *,
         explore: bool,
     ) -> ActResult:
-        """Epsilon-greedy actions with a coin per row, or greedy ones."""
+        """Epsilon-greedy actions, or greedy ones."""
         self.set_exploring(explore)
         if not explore:
             return ActResult(self.greedy(obs), state)
@@ -167,7 +170,7 @@ class ValueBased(Algorithm):
             return self.q_values(self.model(next_obs))
 
     def returns(self, output: np.ndarray) -> ReturnDistribution:
-        """What the network's output for one observation tells of each action's return."""
+        """Each action's return distribution, from the network's output for one observation."""
         return ReturnDistribution("values", output[:, None], np.ones((len(output), 1)))
 
     def epsilon(self, clock: Clock) -> float:

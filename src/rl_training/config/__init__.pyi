@@ -27,6 +27,6 @@ from rl_training.config.train_config import TrainConfig as TrainConfig
 from rl_training.config.value_based import C51Config as C51Config
 from rl_training.config.value_based import DQNConfig as DQNConfig
 from rl_training.config.value_based import DRQNConfig as DRQNConfig
-from rl_training.config.value_based import QLearningConfig as QLearningConfig
 from rl_training.config.value_based import QRDQNConfig as QRDQNConfig
+from rl_training.config.value_based import TransitionValueBasedConfig as TransitionValueBasedConfig
 from rl_training.config.value_based import ValueBasedConfig as ValueBasedConfig

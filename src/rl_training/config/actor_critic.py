@@ -24,9 +24,7 @@ class SoftActorCriticConfig(TransitionHyperParameters):
         None, description="width of the critics' hidden layers; null takes hidden_sizes"
     )
     num_critics: int = Field(2, ge=1, le=1000, description="critics in the ensemble")
-    tau: float = Field(
-        0.005, gt=0, le=1, description="step of the target critics towards the critics"
-    )
+    tau: float = Field(0.005, gt=0, le=1, description="Polyak coefficient of the target critics")
     policy_delay: int = Field(1, ge=1, le=100_000, description="critic updates per actor update")
     alpha: Auto | Annotated[float, Field(ge=0, le=1e6)] = Field(
         "auto", description="weight of the entropy; auto adapts it to target_entropy"
@@ -47,7 +45,7 @@ class SoftActorCriticConfig(TransitionHyperParameters):
     xavier: ClassVar[bool] = False
     """Whether networks are initialised as in Glorot & Bengio (2010), not by PyTorch's default."""
 
-    shaping: ClassVar[tuple[str, ...]] = ("critic_hidden_sizes",)
+    default_network_keys: ClassVar[tuple[str, ...]] = ("critic_hidden_sizes",)
 
     @model_validator(mode="after")
     def _check_learned_alpha(self) -> Self:
@@ -71,16 +69,16 @@ class SoftActorCriticConfig(TransitionHyperParameters):
         return 1
 
     @property
-    def drops_units(self) -> bool:
-        """Whether critics leave out units at random."""
+    def has_dropout(self) -> bool:
+        """Whether the critics have dropout."""
         return False
 
     @property
-    def actor_interval(self) -> int:
-        """Critic updates per actor update."""
+    def effective_policy_delay(self) -> int:
+        """`policy_delay`; REDQ derives it from the replay ratio if it is not given."""
         return self.policy_delay
 
-    def entropy_for(self, action_dim: int) -> float:
+    def target_entropy_for(self, action_dim: int) -> float:
         """The target entropy of a policy with `action_dim` action dimensions."""
         return -float(action_dim) if self.target_entropy == "auto" else self.target_entropy
 
@@ -90,11 +88,15 @@ class VectorCriticsConfig(SoftActorCriticConfig):
 
     layer_norm: bool = Field(False, description="layer normalisation in the critics")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout probability in the critics")
-    shaping: ClassVar[tuple[str, ...]] = ("layer_norm", "dropout", "critic_hidden_sizes")
+    default_network_keys: ClassVar[tuple[str, ...]] = (
+        "layer_norm",
+        "dropout",
+        "critic_hidden_sizes",
+    )
 
     @property
-    def drops_units(self) -> bool:
-        """Whether critics leave out units at random."""
+    def has_dropout(self) -> bool:
+        """Whether the critics have dropout."""
         return self.dropout > 0
 
     @model_validator(mode="after")
@@ -164,8 +166,8 @@ class REDQConfig(VectorCriticsConfig):
         return self
 
     @property
-    def actor_interval(self) -> int:
-        """Critic updates per actor update; by default one actor update per transition."""
+    def effective_policy_delay(self) -> int:
+        """`policy_delay`; by default one actor update per transition."""
         return self.policy_delay or max(1, round(self.replay_ratio))
 
 
@@ -194,7 +196,7 @@ class DrQConfig(ShiftedImagesConfig, SoftActorCriticConfig):
         False,
         description="the actor uses the critics' convolutions and does not train them",
     )
-    shaping: ClassVar[tuple[str, ...]] = (
+    default_network_keys: ClassVar[tuple[str, ...]] = (
         "critic_hidden_sizes",
         "encoder",
         "feature_size",
@@ -217,7 +219,7 @@ class DeterministicConfig(TransitionHyperParameters):
     learning_rate: LearningRate = Field(3e-4, description="step size of all optimisers")
     batch_size: int = Field(256, ge=1, le=1_000_000, description="transitions in one gradient step")
     num_critics: int = Field(2, ge=1, le=1000, description="critics in the ensemble")
-    tau: float = Field(0.005, gt=0, le=1, description="how far the targets move at a time")
+    tau: float = Field(0.005, gt=0, le=1, description="Polyak coefficient of the target networks")
     noise: Annotated[Scheduled, bounded_schedule(0, 100)] = Field(
         0.1, description="standard deviation of the exploration noise on actions in [-1, 1]"
     )
@@ -240,7 +242,7 @@ class TD3Config(DeterministicConfig):
         0.2, ge=0, le=100, description="standard deviation of the noise that smooths target actions"
     )
     layer_norm: bool = Field(False, description="normalises the critics' hidden layers")
-    shaping: ClassVar[tuple[str, ...]] = ("critic_hidden_sizes", "layer_norm")
+    default_network_keys: ClassVar[tuple[str, ...]] = ("critic_hidden_sizes", "layer_norm")
     dropout: ClassVar[float] = 0.0
 
     @property
@@ -267,9 +269,7 @@ class DrQv2Config(ShiftedImagesConfig, DeterministicConfig):
         2_000, description="environment transitions of random play before the first update"
     )
     num_critics: int = Field(2, ge=1, le=1000, description="critics in the ensemble")
-    tau: float = Field(
-        0.01, gt=0, le=1, description="step of the target critics towards the critics"
-    )
+    tau: float = Field(0.01, gt=0, le=1, description="Polyak coefficient of the target critics")
     noise: Annotated[Scheduled, bounded_schedule(0, 100)] = Field(
         Schedule(initial=1.0, final=0.1, fraction=0.2),
         description="standard deviation of the exploration noise",
@@ -277,4 +277,4 @@ class DrQv2Config(ShiftedImagesConfig, DeterministicConfig):
     noise_clip: float = Field(
         0.3, gt=0, le=100, description="bound on the noise in the target and in the actor's loss"
     )
-    shaping: ClassVar[tuple[str, ...]] = ("encoder", "feature_size")
+    default_network_keys: ClassVar[tuple[str, ...]] = ("encoder", "feature_size")

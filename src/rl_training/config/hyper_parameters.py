@@ -24,8 +24,8 @@ class HyperParameters(ConfigModel):
     network: Network = Field(None, description="a custom network in place of the default one")
     hidden_sizes: HiddenSizes = Field((256, 256), description="width of each hidden layer")
     batch_size: int = Field(64, ge=1, le=1_000_000, description="transitions in one gradient step")
-    shaping: ClassVar[tuple[str, ...]] = ()
-    """Options of the default network, which a custom one would ignore."""
+    default_network_keys: ClassVar[tuple[str, ...]] = ()
+    """Keys that configure the default network, which a custom one would ignore."""
 
     @property
     def state_sizes(self) -> tuple[int, ...]:
@@ -38,12 +38,12 @@ class HyperParameters(ConfigModel):
         return [name for name in names if getattr(self, name) != fields[name].default]
 
     @model_validator(mode="after")
-    def _check_shaping(self) -> Self:
-        ignored = self._changed(self.shaping)
+    def _check_default_network_keys(self) -> Self:
+        ignored = self._changed(self.default_network_keys)
         check(
             self.network is None or not ignored,
-            f"{', '.join(ignored)} would shape the default network; leave it out with a custom "
-            "network",
+            f"{', '.join(ignored)} configure the default network and have no effect on a custom "
+            "one; leave them out",
         )
         return self
 

@@ -21,14 +21,14 @@ TARGET_UPDATE_INTERVAL = 500
 
 
 class ActionLayerOptions(TypedDict, total=False):
-    """What can vary in the layers that give numbers for each action."""
+    """Options of the default network's layers."""
 
     dueling: bool
     noisy: bool
     layer_norm: bool
 
 
-class QLearningConfig(OffPolicyHyperParameters):
+class ValueBasedConfig(OffPolicyHyperParameters):
     """Hyper-parameters of every value-based algorithm."""
 
     learning_rate: LearningRate = Field(2.5e-4, description="step size of the optimiser")
@@ -43,11 +43,12 @@ class QLearningConfig(OffPolicyHyperParameters):
         False, description="double Q-learning: the online network selects the next action"
     )
     dueling: bool = Field(
-        False, description="dueling network: a stream for the value and one for the advantages"
+        False,
+        description="dueling network: separate streams for state value and action advantages",
     )
     noisy: bool = Field(
         False,
-        description="noisy last layers: noise of learned size explores; epsilon is then usually 0",
+        description="noisy last layers explore with learned noise; set epsilon to 0",
     )
     layer_norm: bool = Field(
         False,
@@ -64,7 +65,8 @@ class QLearningConfig(OffPolicyHyperParameters):
         1.0,
         gt=0,
         le=1,
-        description="step of the target network towards the online one; 1 copies it",
+        description="Polyak coefficient of the target network; 1 copies it every "
+        "target_update_interval",
     )
     target_update_interval: int | None = Field(
         None,
@@ -72,7 +74,7 @@ class QLearningConfig(OffPolicyHyperParameters):
         le=10**12,
         description=f"environment transitions between copies; null is {TARGET_UPDATE_INTERVAL}",
     )
-    shaping: ClassVar[tuple[str, ...]] = ("dueling", "noisy", "layer_norm")
+    default_network_keys: ClassVar[tuple[str, ...]] = ("dueling", "noisy", "layer_norm")
 
     def layer_options(self) -> ActionLayerOptions:
         """The options of the default network's layers."""
@@ -87,16 +89,24 @@ class QLearningConfig(OffPolicyHyperParameters):
         return self
 
 
-class ValueBasedConfig(QLearningConfig, TransitionHyperParameters):
-    """Hyper-parameters of the value-based algorithms that replay single transitions."""
+class TransitionValueBasedConfig(ValueBasedConfig, TransitionHyperParameters):
+    """Hyper-parameters of the value-based algorithms that replay single transitions.
 
-    prioritized: bool = Field(False, description="replay transitions with larger errors more often")
+    DRQN replays sequences.
+    """
+
+    prioritized: bool = Field(
+        False, description="samples transitions in proportion to a power of their last TD error"
+    )
     priority_exponent: float = Field(
-        0.6, gt=0, le=1, description="exponent of the error; 0 would be uniform"
+        0.6,
+        gt=0,
+        le=1,
+        description="the paper's alpha, exponent of the TD error; 0 would be uniform",
     )
     priority_correction: Probability = Field(
         Schedule(initial=0.4, final=1.0),
-        description="exponent of the importance weights; 1 corrects the bias in full",
+        description="the paper's beta, importance-sampling exponent; 1 corrects the bias in full",
     )
 
     @model_validator(mode="after")
@@ -118,7 +128,7 @@ class ValueBasedConfig(QLearningConfig, TransitionHyperParameters):
         return self
 
 
-class DQNConfig(ValueBasedConfig):
+class DQNConfig(TransitionValueBasedConfig):
     """Hyper-parameters of DQN."""
 
     loss: Literal["huber", "mse"] = Field(
@@ -126,13 +136,13 @@ class DQNConfig(ValueBasedConfig):
     )
 
 
-class QRDQNConfig(ValueBasedConfig):
+class QRDQNConfig(TransitionValueBasedConfig):
     """Hyper-parameters of QR-DQN."""
 
     num_quantiles: int = Field(200, ge=1, le=10_000, description="quantiles of each action")
 
 
-class C51Config(ValueBasedConfig):
+class C51Config(TransitionValueBasedConfig):
     """Hyper-parameters of C51."""
 
     num_atoms: int = Field(51, ge=2, le=10_000, description="atoms of the return distribution")
@@ -151,7 +161,7 @@ class C51Config(ValueBasedConfig):
         return self
 
 
-class DRQNConfig(QLearningConfig, RecurrentConfig):
+class DRQNConfig(ValueBasedConfig, RecurrentConfig):
     """Hyper-parameters of DRQN."""
 
     batch_size: int = Field(32, ge=1, le=1_000_000, description="sequences in one gradient step")

@@ -38,16 +38,16 @@ class BlockNoise:
         self._used = 0
         self._begin(1)
 
-    def step(self, num_envs: int) -> np.ndarray:
-        """Rows that no step had before."""
-        if self._used + num_envs > len(self._block):
-            self._begin(num_envs)
-        start, self._used = self._used, self._used + num_envs
+    def take(self, count: int) -> np.ndarray:
+        """`count` fresh rows."""
+        if self._used + count > len(self._block):
+            self._begin(count)
+        start, self._used = self._used, self._used + count
         return self._block[start : self._used]
 
-    def _begin(self, num_envs: int) -> None:
+    def _begin(self, count: int) -> None:
         self._before = self._rng.bit_generator.state
-        self._block = self._draw(self._rng, max(self._rows, num_envs))
+        self._block = self._draw(self._rng, max(self._rows, count))
         self._used = 0
 
     def state_dict(self) -> dict[str, Any]:

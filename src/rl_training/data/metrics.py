@@ -1,4 +1,4 @@
-"""What updates report: numbers by name, and the means of the latest of them."""
+"""Metrics of updates, and their running means."""
 
 from __future__ import annotations
 

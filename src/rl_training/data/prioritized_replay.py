@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from rl_training.config.schedule import Schedule, scheduled_value
-from rl_training.config.value_based import ValueBasedConfig
+from rl_training.config.value_based import TransitionValueBasedConfig
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.types import Clock, EnvSpec
 from rl_training.errors import NonFiniteError, UsageError
@@ -24,7 +24,7 @@ class OptionallyPrioritized:
     memory_name = ReplayBuffer.memory_name
 
     @staticmethod
-    def build(spec: EnvSpec, hyper: ValueBasedConfig, **options: Any) -> ReplayBuffer:
+    def build(spec: EnvSpec, hyper: TransitionValueBasedConfig, **options: Any) -> ReplayBuffer:
         """The buffer the hyper-parameters ask for."""
         if not hyper.prioritized:
             return ReplayBuffer.build(spec, hyper, **options)
@@ -37,7 +37,7 @@ class OptionallyPrioritized:
         )
 
     @staticmethod
-    def needed_bytes(spec: EnvSpec, hyper: ValueBasedConfig, num_envs: int) -> int:
+    def needed_bytes(spec: EnvSpec, hyper: TransitionValueBasedConfig, num_envs: int) -> int:
         """Memory of that buffer."""
         kind = PrioritizedReplayBuffer if hyper.prioritized else ReplayBuffer
         return kind.needed_bytes(spec, hyper, num_envs)

@@ -68,7 +68,11 @@ class EnvSpec:
 
 
 class Clock(NamedTuple):
-    """Where a run stands: what schedules, warm-up and intervals are functions of."""
+    """Where a run stands: what schedules, warm-up and intervals are functions of.
+
+    `horizon` is the run's planned total of environment transitions (`total_timesteps`), not an
+    episode's.
+    """
 
     env_steps: int
     horizon: int

@@ -129,25 +129,25 @@ class SoftKernel:
         with np.errstate(all="ignore"):
             arrays = self._views.of(batch)
             policy = losses.squashed_sample(self._actor.forward(arrays.next_obs), noise.numpy())
-            entropy_term = self._alpha() * policy.log_prob
+            alpha_log_prob = self._alpha() * policy.log_prob
             subset = None
             if isinstance(self._algorithm, REDQ):
                 subset = self._algorithm.draw_subset()
             after = self._target.forward(arrays.next_obs, policy.action, subset)
             output, backward = self._critics.vjp(arrays.obs, arrays.action)
-            result = self._critic_loss(output, after, entropy_term, arrays)
+            result = self._critic_loss(output, after, alpha_log_prob, arrays)
             backward(result.gradient)
         return _reported(CRITIC_METRICS, result.metrics)
 
     def _critic_loss(
-        self, output: Array, after: Array, entropy_term: Array, batch: losses.BatchArrays
+        self, output: Array, after: Array, alpha_log_prob: Array, batch: losses.BatchArrays
     ) -> losses.CriticLoss:
         if isinstance(self._algorithm, TQC):
             atoms = losses.truncated_atoms(after, self._algorithm.hyper.dropped_quantiles)
-            kept = atoms - entropy_term[:, None]
+            kept = atoms - alpha_log_prob[:, None]
             target = batch.reward[:, None] + batch.discount[:, None] * kept
             return losses.tqc_loss(output, target)
-        target = batch.reward + batch.discount * (losses.min_over_critics(after) - entropy_term)
+        target = batch.reward + batch.discount * (losses.min_over_critics(after) - alpha_log_prob)
         loss = losses.redq_loss if isinstance(self._algorithm, REDQ) else losses.sac_loss
         return loss(output, target)
 

@@ -13,7 +13,7 @@ from rl_training.models.blocks import action_layers
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from rl_training.config.value_based import ActionLayerOptions, ValueBasedConfig
+    from rl_training.config.value_based import ActionLayerOptions, TransitionValueBasedConfig
 
 
 class MLPQNetwork(nn.Module):
@@ -34,7 +34,7 @@ class MLPQNetwork(nn.Module):
         self.layers = action_layers(obs_dim, action_dim, hidden_sizes, **options)
 
     @classmethod
-    def build(cls, spec: EnvSpec, hyper: ValueBasedConfig) -> MLPQNetwork:
+    def build(cls, spec: EnvSpec, hyper: TransitionValueBasedConfig) -> MLPQNetwork:
         """The network for an environment, as the hyper-parameters size it."""
         sizes = (spec.obs_dim, spec.num_actions, hyper.hidden_sizes)
         return cls(*sizes, **hyper.layer_options())

@@ -39,7 +39,7 @@ class Episode(NamedTuple):
     """One episode: rewards, alpha * log_prob of its actions, and the critics' values of them."""
 
     rewards: np.ndarray
-    entropy_terms: np.ndarray
+    alpha_log_probs: np.ndarray
     values: np.ndarray
     terminated: bool
 
@@ -131,15 +131,15 @@ class QBias(Callback):
         for taken in islice(steps, self.states + self.horizon):
             for step in taken:
                 reward = step.reward * run.hyper.reward_scale
-                entropy_term, value = sampled.entropy_term[step.row], sampled.value[step.row]
-                recorded[step.episode].append((reward, float(entropy_term), float(value)))
+                alpha_log_prob, value = sampled.alpha_log_prob[step.row], sampled.value[step.row]
+                recorded[step.episode].append((reward, float(alpha_log_prob), float(value)))
                 terminated[step.episode] = step.terminated
             if run.interrupts.received is not None:
                 break
         columns = (np.array(rows).T for rows in recorded)
         return [
-            Episode(rewards, entropy_terms, values, ended)
-            for (rewards, entropy_terms, values), ended in zip(columns, terminated, strict=True)
+            Episode(rewards, alpha_log_probs, values, ended)
+            for (rewards, alpha_log_probs, values), ended in zip(columns, terminated, strict=True)
         ]
 
 
@@ -186,7 +186,7 @@ def bias_of(
     if min(counted) < 1:
         return {}
     returns = [
-        soft_returns(e.rewards, e.entropy_terms, gamma)[:count]
+        soft_returns(e.rewards, e.alpha_log_probs, gamma)[:count]
         for e, count in zip(episodes, counted, strict=True)
     ]
     values = [e.values[:count] for e, count in zip(episodes, counted, strict=True)]
@@ -202,10 +202,10 @@ def bias_of(
     }
 
 
-def soft_returns(rewards: np.ndarray, entropy_terms: np.ndarray, gamma: float) -> np.ndarray:
-    """G[t] = reward[t] + gamma * (G[t + 1] - entropy_term[t + 1]), and nothing after the end."""
+def soft_returns(rewards: np.ndarray, alpha_log_probs: np.ndarray, gamma: float) -> np.ndarray:
+    """G[t] = reward[t] + gamma * (G[t + 1] - alpha_log_prob[t + 1]), and nothing after the end."""
     returns, next_value = np.zeros(len(rewards)), 0.0
     for step in reversed(range(len(rewards))):
         returns[step] = rewards[step] + gamma * next_value
-        next_value = returns[step] - entropy_terms[step]
+        next_value = returns[step] - alpha_log_probs[step]
     return returns

@@ -40,10 +40,10 @@ class MyAlgo(SAC):
         `gamma * (1 - done)`. `noise` [B, A] is standard normal.
         """
         # A fresh action of the policy in the next state, and alpha times its log-probability.
-        action, entropy_term = self.next_action(batch, noise)
-        next_value = min_over_critics(self.target(batch.next_obs, action))  # [B]
-        # reward + discount * (next_value - entropy_term)
-        target = soft_target(batch, next_value, entropy_term).detach()
+        next_action, alpha_log_prob = self.next_action(batch, noise)
+        next_value = min_over_critics(self.target(batch.next_obs, next_action))  # [B]
+        # reward + discount * (next_value - alpha_log_prob)
+        target = soft_target(batch, next_value, alpha_log_prob).detach()
         q = self.critics(batch.obs, batch.action)[:, :, 0]  # [E, B], a row per critic
         # An example of another loss: SAC's is half the square, which a huge delta gives too.
         error = F.huber_loss(q, target.expand_as(q), reduction="none", delta=self.hyper.huber_delta)
