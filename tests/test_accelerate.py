@@ -449,7 +449,7 @@ class Custom(nn.Module):
     def __init__(self, *, frozen: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.encoder = MLP((3, 8), activation="tanh", features=True).requires_grad_(not frozen)
+        self.encoder = MLP((3, 8), activation="tanh", activate_last=True).requires_grad_(not frozen)
         self.middle = nn.Linear(8, 8)
         self.head = DuelingMLP(8, 4, (8,))
 
@@ -536,7 +536,7 @@ def test_the_network_of_another_library_learns_what_ours_learns_with_kernels() -
     """Linear layers with our weights, as a user would write them."""
     packaged = make_value_based()
     linears = []
-    for weight, bias in packaged.model.layers.layers:
+    for weight, bias in packaged.model.layers.linears:
         linear = nn.Linear(weight.shape[1], weight.shape[0])
         linear.load_state_dict({"weight": weight, "bias": bias})
         linears += [linear, nn.ReLU()]
@@ -739,7 +739,7 @@ class Many(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.encoder = MLP((3, 8), activation="tanh", features=True)
+        self.encoder = MLP((3, 8), activation="tanh", activate_last=True)
         self.ensemble = EnsembleMLP(2, (8, 6))
         self.each = EnsembleMLP(2, (6, 8))
         self.head = DuelingMLP(8, 4, (8, 8))
@@ -839,14 +839,14 @@ def test_an_activation_in_place_may_follow_a_block() -> None:
 
 def test_blocks_whose_layers_share_parameters_have_no_kernel() -> None:
     network = MLP((4, 4))
-    network.add_layer(*network.layers[0])
+    network.add_layer(*network.linears[0])
     attach_kernels(network, Optimizer(network).flat)
     assert not blocks_of(network)
 
 
 def test_what_was_overwritten_before_the_backward_pass_is_noticed() -> None:
     """As without a kernel: the gradient would be that of other numbers."""
-    for network in attached(MLP((3, 8), activation="tanh", features=True)):
+    for network in attached(MLP((3, 8), activation="tanh", activate_last=True)):
         features = network(torch.ones(2, 3))
         features += 1
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):

@@ -147,8 +147,8 @@ def test_an_update_is_its_definition(augmentations: tuple[int, int], tied: bool)
     whole = drq_loss(torch.stack(values, 1), aim, value, policy.log_prob, 0.3)
     for name, number in whole.metrics.items():
         assert float(result.metrics[name]) == pytest.approx(number.item()), name
-    by_actor = gradient(whole.actor, twin.actor)
-    assert_close(agent.actor_optimizer.flat.grad, by_actor)
+    grad_actor = gradient(whole.actor, twin.actor)
+    assert_close(agent.actor_optimizer.flat.grad, grad_actor)
 
 
 @double_precision()

@@ -84,8 +84,8 @@ def test_an_update_is_its_definition() -> None:
     action = mean + draws
     held = action + (action.clip(-BOUND, BOUND) - action).detach()
     actor_loss = -agent.model.critics(features, held).amin(0).mean()
-    by_actor = gradient(actor_loss, twin.model.actor)
-    assert_close(agent.actor_optimizer.flat.grad, by_actor)
+    grad_actor = gradient(actor_loss, twin.model.actor)
+    assert_close(agent.actor_optimizer.flat.grad, grad_actor)
     assert float(result.metrics["actor_loss"]) == pytest.approx(actor_loss.item())
 
 

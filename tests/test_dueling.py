@@ -41,7 +41,7 @@ def test_a_value_plus_advantages_less_their_mean() -> None:
 
 
 def test_each_quantile_has_a_value_and_a_mean_of_its_own() -> None:
-    network = DuelingMLP(1, 2, (1,), width=2)
+    network = DuelingMLP(1, 2, (1,), outputs_per_action=2)
     write(network.value, [[1.0]], [0.0], [[3.0], [-1.0]], [1.0, 0.0])
     write(network.advantage, [[1.0]], [0.0], [[1.0], [2.0], [3.0], [8.0]], [0.0] * 4)
     # At 2: values 7 and -2; advantages (2, 4) of the first action and (6, 16) of the second, of
@@ -58,18 +58,18 @@ def test_all_hidden_layers_but_the_last_are_shared() -> None:
     # At 2 the shared layer gives 2 and 0 (from -1.5): value 2, advantages 3 and 9, mean 6.
     # At -1 it gives 0 and 1.5: value 1.5, and the advantages' unit is at -2, so both are zero.
     assert outputs(network, [[2.0], [-1.0]]) == [[-1.0, 5.0], [1.5, 1.5]]
-    sizes = [tuple(p.shape) for p in DuelingMLP(3, 4, (8, 7, 6), width=5).parameters()]
+    sizes = [tuple(p.shape) for p in DuelingMLP(3, 4, (8, 7, 6), outputs_per_action=5).parameters()]
     trunk, stream = [(8, 3), (8,), (7, 8), (7,)], [(6, 7), (6,)]
     assert sizes == [*trunk, *stream, (5, 6), (5,), *stream, (20, 6), (20,)]
 
 
-@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("outputs_per_action", [1, 3])
 @double_precision()
-def test_the_mean_over_actions_is_the_value(width: int) -> None:
-    network, obs = DuelingMLP(OBS, ACTIONS, (8, 8), width), torch.randn(6, OBS)
+def test_the_mean_over_actions_is_the_value(outputs_per_action: int) -> None:
+    network, obs = DuelingMLP(OBS, ACTIONS, (8, 8), outputs_per_action), torch.randn(6, OBS)
     assert network.trunk is not None
     value = network.value(network.trunk(obs))
-    found = network(obs).reshape(6, ACTIONS, width)
+    found = network(obs).reshape(6, ACTIONS, outputs_per_action)
     assert_close(found.mean(1), value)
     assert found.std(1).min() > 1e-4  # and the actions differ
 

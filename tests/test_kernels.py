@@ -115,45 +115,45 @@ def assert_equal_to_autograd(
     found, backward = vjp(*arrays_of(inputs))
     assert found.dtype == np.float32
     assert torch.equal(torch.from_numpy(found), outputs)
-    by_input = backward(grad.numpy().copy())
+    grad_input = backward(grad.numpy().copy())
     for mine, other in zip(pair.gradients(), expected, strict=False):
         assert torch.equal(mine, other)
-    if by_input is not None:
-        assert torch.equal(torch.from_numpy(by_input), expected[-1])
+    if grad_input is not None:
+        assert torch.equal(torch.from_numpy(grad_input), expected[-1])
 
 
 # Building blocks.
 
 
 @some()
-@given(sizes=SIZES, rows=ROWS, features=st.booleans(), to_input=st.booleans(), seed=SEEDS)
+@given(sizes=SIZES, rows=ROWS, activate_last=st.booleans(), input_grad=st.booleans(), seed=SEEDS)
 def test_a_perceptron_with_relu(
-    sizes: list[int], rows: int, features: bool, to_input: bool, seed: int
+    sizes: list[int], rows: int, activate_last: bool, input_grad: bool, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    pair = Compared.of(MLP(sizes, features=features)).fill_whole(rng)
+    pair = Compared.of(MLP(sizes, activate_last=activate_last)).fill_whole(rng)
     x, grad = whole(rng, rows, sizes[0]), whole(rng, rows, sizes[-1])
     assert np.array_equal(pair.kernel.forward(x.numpy()), pair.module(x).detach())
-    vjp = partial(pair.kernel.vjp, to_input=to_input)
+    vjp = partial(pair.kernel.vjp, input_grad=input_grad)
     assert_equal_to_autograd(pair, pair.module, [x], grad, vjp)
-    assert (vjp(x.detach().numpy())[1](grad.numpy().copy()) is None) == (not to_input)
+    assert (vjp(x.detach().numpy())[1](grad.numpy().copy()) is None) == (not input_grad)
 
 
 @some()
 @given(
     sizes=SIZES,
     rows=ROWS,
-    features=st.booleans(),
+    activate_last=st.booleans(),
     activation=st.sampled_from(["relu", "tanh"]),
     layer_norm=st.booleans(),
     seed=SEEDS,
 )
 @double_precision()
 def test_a_perceptron_with_tanh_or_layer_normalisation(
-    sizes: list[int], rows: int, features: bool, activation: Any, layer_norm: bool, seed: int
+    sizes: list[int], rows: int, activate_last: bool, activation: Any, layer_norm: bool, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    module = MLP(sizes, activation=activation, features=features, layer_norm=layer_norm)
+    module = MLP(sizes, activation=activation, activate_last=activate_last, layer_norm=layer_norm)
     pair = Compared.of(module)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -163,29 +163,29 @@ def test_a_perceptron_with_tanh_or_layer_normalisation(
     assert_close(torch.from_numpy(pair.kernel.forward(x.detach().numpy())), outputs.detach())
     expected = torch.autograd.grad(outputs, [*pair.module.parameters(), x], grad)
     pair.spoil_gradients()
-    found, backward = pair.kernel.vjp(x.detach().numpy(), to_input=True)
-    by_input = backward(grad.numpy().copy())
+    found, backward = pair.kernel.vjp(x.detach().numpy(), input_grad=True)
+    grad_input = backward(grad.numpy().copy())
     assert_close(torch.from_numpy(found), outputs.detach())
-    assert_close([*pair.gradients(), torch.from_numpy(by_input)], list(expected))
+    assert_close([*pair.gradients(), torch.from_numpy(grad_input)], list(expected))
 
 
 @some()
 @given(
     hidden=st.lists(st.integers(1, 6), min_size=1, max_size=3),
     actions=st.sampled_from([1, 2, 4]),  # a mean over as many is exact
-    width=st.integers(1, 4),
+    outputs_per_action=st.integers(1, 4),
     rows=ROWS,
-    to_input=st.booleans(),
+    input_grad=st.booleans(),
     seed=SEEDS,
 )
 def test_dueling_streams(
-    hidden: list[int], actions: int, width: int, rows: int, to_input: bool, seed: int
+    hidden: list[int], actions: int, outputs_per_action: int, rows: int, input_grad: bool, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    pair = Compared.of(DuelingMLP(3, actions, hidden, width)).fill_whole(rng)
-    x, grad = whole(rng, rows, 3), whole(rng, rows, actions * width)
+    pair = Compared.of(DuelingMLP(3, actions, hidden, outputs_per_action)).fill_whole(rng)
+    x, grad = whole(rng, rows, 3), whole(rng, rows, actions * outputs_per_action)
     assert np.array_equal(pair.kernel.forward(x.numpy()), pair.module(x).detach())
-    vjp = partial(pair.kernel.vjp, to_input=to_input)
+    vjp = partial(pair.kernel.vjp, input_grad=input_grad)
     if hidden[:-1]:
         assert_equal_to_autograd(pair, pair.module, [x], grad, vjp)
     else:  # without a shared layer the gradient of the input is there anyway
@@ -212,18 +212,18 @@ def test_dueling_streams_of_any_number_of_actions() -> None:
     sizes=SIZES,
     rows=ROWS,
     each=st.booleans(),
-    to_input=st.booleans(),
+    input_grad=st.booleans(),
     seed=SEEDS,
 )
 def test_an_ensemble(
-    members: int, sizes: list[int], rows: int, each: bool, to_input: bool, seed: int
+    members: int, sizes: list[int], rows: int, each: bool, input_grad: bool, seed: int
 ) -> None:
     """With one input for all members, or one for each."""
     rng = np.random.default_rng(seed)
     pair = Compared.of(EnsembleMLP(members, sizes)).fill_whole(rng)
     x = whole(rng, *((members,) if each else ()), rows, sizes[0])
     grad = whole(rng, members, rows, sizes[-1])
-    vjp = partial(pair.kernel.vjp, to_input=to_input)
+    vjp = partial(pair.kernel.vjp, input_grad=input_grad)
     assert_equal_to_autograd(pair, pair.module, [x], grad, vjp)
     with torch.no_grad():
         assert np.array_equal(pair.kernel.forward(x.detach().numpy()), pair.module(x))
@@ -535,15 +535,15 @@ def test_squashed_samples(rows: int, actions: int, scale: float, seed: int) -> N
     output = normal(rng, rows, 2 * actions, scale=scale).requires_grad_()
     with torch.no_grad():  # log stds beyond their range, where nothing pulls, and at its ends
         output[0, actions:] = float(rng.choice([2.5, -21.0, 2.0, -20.0]))
-    noise, by_action = normal(rng, rows, actions), normal(rng, rows, actions)
-    by_log_prob = normal(rng, rows)
+    noise, grad_action = normal(rng, rows, actions), normal(rng, rows, actions)
+    grad_log_prob = normal(rng, rows)
     expected = soft_actor_critic.squashed_sample(output, noise)
-    total = (expected.action * by_action).sum() + (expected.log_prob * by_log_prob).sum()
+    total = (expected.action * grad_action).sum() + (expected.log_prob * grad_log_prob).sum()
     (gradient,) = torch.autograd.grad(total, output)
     found = losses.squashed_sample(output.detach().numpy(), noise.numpy())
     assert_close(torch.from_numpy(found.action), expected.action.detach())
     assert_close(torch.from_numpy(found.log_prob), expected.log_prob.detach())
-    mine = losses.squashed_gradient(found, by_action.numpy(), by_log_prob.numpy())
+    mine = losses.squashed_gradient(found, grad_action.numpy(), grad_log_prob.numpy())
     assert_close(torch.from_numpy(mine), gradient)
 
 
@@ -662,12 +662,12 @@ def test_the_terms_of_ppo(
 @given(
     rows=ROWS,
     scale=st.sampled_from([1.0, 60.0]),
-    by_entropy=st.sampled_from([0.0, -0.3]),
+    grad_entropy=st.sampled_from([0.0, -0.3]),
     seed=SEEDS,
 )
 @double_precision()
 def test_the_distribution_of_actions(
-    kind: str, rows: int, scale: float, by_entropy: float, seed: int
+    kind: str, rows: int, scale: float, grad_entropy: float, seed: int
 ) -> None:
     rng, spec = np.random.default_rng(seed), SPECS[kind]
     output = normal(rng, rows, spec.policy_outputs, scale=scale).requires_grad_()
@@ -678,14 +678,14 @@ def test_the_distribution_of_actions(
     action = expected.sample(noise).detach()
     assert_close(torch.from_numpy(found.sample(noise.numpy())), action)
     assert_close(torch.from_numpy(found.mode()), expected.mode().detach())
-    by_log_prob = normal(rng, rows)
+    grad_log_prob = normal(rng, rows)
     log_prob, entropy = expected.log_prob(action), expected.entropy()
     assert_close(torch.from_numpy(found.log_prob(action.numpy())), log_prob.detach())
     assert_close(torch.from_numpy(found.entropy()), entropy.detach())
-    total = (by_log_prob * log_prob).sum() + by_entropy * entropy.sum()
+    total = (grad_log_prob * log_prob).sum() + grad_entropy * entropy.sum()
     inputs = [output, log_std] if kind == "continuous" else [output]
     gradients = torch.autograd.grad(total, inputs)
-    mine = found.gradient(action.numpy(), by_log_prob.numpy(), by_entropy)
+    mine = found.gradient(action.numpy(), grad_log_prob.numpy(), grad_entropy)
     assert_close([torch.from_numpy(x) for x in mine], list(gradients))
 
 

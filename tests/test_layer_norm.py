@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from rl_training.config.value_based import C51Config, DQNConfig, DRQNConfig, QRDQNConfig
 from rl_training.data.types import EnvSpec
-from rl_training.models.blocks import MLP, NoisyMLP, action_layers
+from rl_training.models.blocks import MLP, NoisyMLP, q_layers
 from rl_training.models.mlp_categorical_q_network import MLPCategoricalQNetwork
 from rl_training.models.mlp_q_network import MLPQNetwork
 from rl_training.models.mlp_qr_q_network import MLPQRQNetwork
@@ -48,15 +48,15 @@ def test_it_goes_before_every_activation_and_nowhere_else() -> None:
         return [len(scale) for scale, _ in layers.norms]
 
     assert sizes(MLP((3, 8, 6, 2), layer_norm=True)) == [8, 6]
-    assert sizes(MLP((3, 8, 6), features=True, layer_norm=True)) == [8, 6]
+    assert sizes(MLP((3, 8, 6), activate_last=True, layer_norm=True)) == [8, 6]
     assert sizes(MLP((3, 8, 6, 2))) == []
-    dueling: Any = action_layers(3, 2, (8, 6), dueling=True, layer_norm=True)
+    dueling: Any = q_layers(3, 2, (8, 6), dueling=True, layer_norm=True)
     assert [sizes(part) for part in (dueling.trunk, dueling.value, dueling.advantage)] == [
         [8],
         [6],
         [6],
     ]
-    trunk, head = action_layers(3, 2, (8, 6), noisy=True, layer_norm=True).children()
+    trunk, head = q_layers(3, 2, (8, 6), noisy=True, layer_norm=True).children()
     assert (sizes(trunk), sizes(head.mean), sizes(head.sigma)) == ([8], [6], [])
     recurrent: Any = LSTMQNetwork.build(
         SPEC, DRQNConfig(hidden_sizes=(8, 6), core_size=5, dueling=True, layer_norm=True)
@@ -69,20 +69,20 @@ def test_it_goes_before_every_activation_and_nowhere_else() -> None:
 def test_values_cannot_grow_with_the_weights_before_a_normalisation(options: Any) -> None:
     # The reason for the option: hidden weights a thousand times as large change no value, and
     # however far an observation is out, features stay within sqrt(width) of zero.
-    network: Any = action_layers(3, 2, (8, 8), layer_norm=True, **options)
+    network: Any = q_layers(3, 2, (8, 8), layer_norm=True, **options)
     obs = 100 * torch.randn(16, 3)
     before = network(obs)
     with torch.no_grad():
         for module in network.modules():
             if isinstance(module, MLP) and module.norms:
-                for weight, bias in module.layers[: len(module.norms)]:
+                for weight, bias in module.linears[: len(module.norms)]:
                     weight.mul_(1e3), bias.mul_(1e3)
             if isinstance(module, NoisyMLP):
-                for weight, bias in module.sigma.layers[:-1]:
+                for weight, bias in module.sigma.linears[:-1]:
                     weight.mul_(1e3), bias.mul_(1e3)
     # 1e-5 beside variances of at least a few hundredths moves values by up to a thousandth.
     assert_close(network(obs), before, rtol=1e-2, atol=1e-2)
-    plain: Any = action_layers(3, 2, (8, 8), **options)
+    plain: Any = q_layers(3, 2, (8, 8), **options)
     found = plain(obs)
     with torch.no_grad():
         next(iter(plain.parameters())).mul_(1e3)

@@ -15,7 +15,7 @@ from rl_training.algorithms.value_based import ValueBased
 from rl_training.config.value_based import C51Config, DQNConfig, DRQNConfig
 from rl_training.data.types import Clock, EnvSpec
 from rl_training.experiment.registry import resolve_config
-from rl_training.models.blocks import MLP, DuelingMLP, NoisyMLP, action_layers
+from rl_training.models.blocks import MLP, DuelingMLP, NoisyMLP, q_layers
 from rl_training.models.mlp_categorical_q_network import MLPCategoricalQNetwork
 from rl_training.models.mlp_q_network import MLPQNetwork
 from rl_training.models.recurrent.lstm_q_network import LSTMQNetwork
@@ -66,15 +66,15 @@ def test_sigma_starts_at_half_the_bound_of_the_means() -> None:
 
 
 def test_noise_goes_into_the_last_two_layers_or_into_both_streams() -> None:
-    plain = action_layers(3, 2, (8, 6), noisy=True)
+    plain = q_layers(3, 2, (8, 6), noisy=True)
     trunk, head = plain.children()
     assert [type(trunk), type(head)] == [MLP, NoisyMLP]
-    assert [tuple(w.shape) for w, _ in head.mean.layers] == [(6, 8), (2, 6)]
-    dueling: Any = action_layers(3, 2, (8, 6), dueling=True, noisy=True)
+    assert [tuple(w.shape) for w, _ in head.mean.linears] == [(6, 8), (2, 6)]
+    dueling: Any = q_layers(3, 2, (8, 6), dueling=True, noisy=True)
     assert isinstance(dueling, DuelingMLP)
     kinds = [type(part) for part in (dueling.trunk, dueling.value, dueling.advantage)]
     assert kinds == [MLP, NoisyMLP, NoisyMLP]
-    assert isinstance(action_layers(3, 2, (), noisy=True), NoisyMLP)
+    assert isinstance(q_layers(3, 2, (), noisy=True), NoisyMLP)
     recurrent = LSTMQNetwork.build(SPEC, DRQNConfig(hidden_sizes=(4,), core_size=5, noisy=True))
     assert isinstance(recurrent.head, NoisyMLP)
 

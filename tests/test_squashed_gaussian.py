@@ -71,15 +71,15 @@ def test_the_gradient_by_hand() -> None:
     output[0, 3:] = 2.5  # beyond the range of log stds, where its derivative is zero
     output[1, 3:] = -21.0
     mean, log_std = output.chunk(2, 1)
-    noise, by_action = torch.randn(2, 50, 3, generator=generator)
-    by_log_prob = torch.randn(50, generator=generator)
+    noise, grad_action = torch.randn(2, 50, 3, generator=generator)
+    grad_log_prob = torch.randn(50, generator=generator)
     spread = log_std.clip(-20, 2).exp() * noise
     action = (mean + spread).tanh()
-    by_mean = by_action * (1 - action**2) + by_log_prob[:, None] * 2 * action
-    by_log_std = by_mean * spread - by_log_prob[:, None]
-    by_log_std[(log_std < -20) | (log_std > 2)] = 0
+    grad_mean = grad_action * (1 - action**2) + grad_log_prob[:, None] * 2 * action
+    grad_log_std = grad_mean * spread - grad_log_prob[:, None]
+    grad_log_std[(log_std < -20) | (log_std > 2)] = 0
     sample = squashed_sample(output.requires_grad_(), noise)
-    total = (sample.action * by_action).sum() + (sample.log_prob * by_log_prob).sum()
+    total = (sample.action * grad_action).sum() + (sample.log_prob * grad_log_prob).sum()
     (found,) = torch.autograd.grad(total, output)
-    assert_close(found, torch.cat([by_mean, by_log_std], 1).detach())
+    assert_close(found, torch.cat([grad_mean, grad_log_std], 1).detach())
     assert not found[:2, 3:].any()

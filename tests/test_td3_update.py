@@ -230,8 +230,8 @@ def test_ddpg_is_the_plain_deterministic_policy_gradient() -> None:
         aim = batch.reward + batch.discount * twin.target.module(batch.next_obs, action)[0, :, 0]
     action = twin.actor(batch.obs)
     leaf = action.detach().requires_grad_()
-    (by_action,) = torch.autograd.grad(twin.critics(batch.obs, leaf).sum(), leaf)
-    ascent = torch.autograd.grad(action, list(twin.actor.parameters()), by_action / len(action))
+    (grad_action,) = torch.autograd.grad(twin.critics(batch.obs, leaf).sum(), leaf)
+    ascent = torch.autograd.grad(action, list(twin.actor.parameters()), grad_action / len(action))
     found = agent.update(batch, LEARNING).metrics
     assert float(found["target_q_mean"]) == pytest.approx(aim.mean().item())
     expected = torch.cat([-part.flatten() for part in ascent])

@@ -93,7 +93,7 @@ class C51(ValueBased):
         return c51_loss(self.model(batch.obs), next_logits, batch, self.support, selector=selector)
 
     @staticmethod
-    def per_action(hyper: C51Config) -> tuple[int, ...]:
+    def output_shape_per_action(hyper: C51Config) -> tuple[int, ...]:
         """One number per return."""
         return (hyper.num_atoms,)
 

@@ -69,7 +69,7 @@ class DrQv2(DeterministicActorCritic):
 
     @property
     def encoder(self) -> nn.Module:
-        """What turns images into the features that actor and critics see."""
+        """Turns images into the features that actor and critics see."""
         return self.others[0]
 
     def update(self, batch: Batch, clock: Clock) -> UpdateResult:

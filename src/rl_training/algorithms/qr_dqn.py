@@ -54,7 +54,7 @@ class QRDQN(ValueBased):
         return qr_dqn_loss(self.model(batch.obs), next_quantiles, batch, selector=selector)
 
     @staticmethod
-    def per_action(hyper: QRDQNConfig) -> tuple[int, ...]:
+    def output_shape_per_action(hyper: QRDQNConfig) -> tuple[int, ...]:
         """One number per quantile."""
         return (hyper.num_quantiles,)
 

@@ -62,8 +62,8 @@ def action_values(values: Tensor, action: Tensor) -> Tensor:
 class ValueBased(Algorithm):
     """An online network, its optimiser, a target network and epsilon-greedy exploration.
 
-    A subclass writes `loss`, and where its network gives more than Q-values, `per_action`,
-    `q_values` and `returns`.
+    A subclass writes `loss`, and where its network gives more than Q-values,
+    `output_shape_per_action`, `q_values` and `returns`.
     """
 
     state_fields: ClassVar[tuple[str, ...]] = (
@@ -154,8 +154,8 @@ class ValueBased(Algorithm):
         return best
 
     @staticmethod
-    def per_action(hyper: Any) -> tuple[int, ...]:  # noqa: ARG004 - one number by default
-        """The shape of what the network gives for each action."""
+    def output_shape_per_action(hyper: Any) -> tuple[int, ...]:  # noqa: ARG004 - one number by default
+        """The shape of the network's output for each action."""
         return ()
 
     def q_values(self, output: Tensor) -> Tensor:
@@ -188,8 +188,8 @@ class ValueBased(Algorithm):
         return {"epsilon": self.epsilon(clock), "learning_rate": self.learning_rate(clock)}
 
     def check_network(self) -> None:
-        """Refuse a network whose output is not shaped as `per_action` says."""
-        spec, output = self.spec, (self.spec.num_actions, *self.per_action(self.hyper))
+        """Refuse a network whose output is not shaped as `output_shape_per_action` says."""
+        spec, output = self.spec, (self.spec.num_actions, *self.output_shape_per_action(self.hyper))
         sizes = "".join(f", {size}" for size in output)
         shown = ", ".join(map(str, ("batch", *spec.obs_shape)))
         trainable_parameters(self.model)  # refuses a network without any

@@ -1,4 +1,4 @@
-"""Kernels of building blocks inside autograd, for losses that have no kernel of their own.
+"""Kernels of building blocks inside autograd, for losses that have no kernel.
 
 The blocks of a network (perceptrons, dueling streams, ensembles) compute on arrays, forward and
 backward; autograd differentiates the loss and whatever else the network has.
@@ -61,7 +61,7 @@ class BlockForward:
         self._grads = [view_of(grads, parameter) for parameter in self.parameters]
         self.kernel = BLOCKS[type(block)](block, Buffers(flat.detach().numpy(), grads))
         self._trained = flat.requires_grad
-        self.reads_output = isinstance(block, MLP) and block.features
+        self.reads_output = isinstance(block, MLP) and block.activate_last
         self._dimensions = (2, 3) if isinstance(block, EnsembleMLP) else (2,)
 
     def __call__(self, x: Tensor, members: Tensor | None = None) -> Tensor:
@@ -77,7 +77,7 @@ class BlockForward:
         return torch.from_numpy(self.kernel.forward(array, *subset))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy of the network has memory of its own, which this kernel does not know.
+        # A copy of the network has other memory, which this kernel does not know.
         return _plain_forward, (self._block,)
 
     def gradients(self) -> list[Tensor]:
@@ -90,8 +90,7 @@ class BlockForward:
         """What `_Block.backward` returns, by the definition, so that it has a gradient itself."""
         output = type(self._block).forward(self._block, x)
         inputs = (x, *self.parameters)
-        to_input, _, *to_parameters = needed
-        wanted = (to_input, *to_parameters)
+        wanted = (needed[0], *needed[2:])  # `needed[1]` stands for the block
         found = iter(
             torch.autograd.grad(
                 output,
@@ -100,8 +99,8 @@ class BlockForward:
                 create_graph=True,
             )
         )
-        by_input, *by_parameters = [next(found) if needs else None for needs in wanted]
-        return by_input, None, *by_parameters
+        grad_input, *grad_parameters = [next(found) if needs else None for needs in wanted]
+        return grad_input, None, *grad_parameters
 
 
 def _plain_forward(block: nn.Module) -> MethodType:
@@ -113,7 +112,7 @@ class _Block(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, block: BlockForward, *_parameters: Tensor) -> Tensor:
         with np.errstate(all="ignore"):
             outputs, ctx.backward_pass = block.kernel.vjp(
-                x.detach().numpy(), to_input=ctx.needs_input_grad[0]
+                x.detach().numpy(), input_grad=ctx.needs_input_grad[0]
             )
         ctx.block, output = block, torch.from_numpy(outputs)
         # Autograd is to notice if what the backward pass reads is overwritten.
@@ -127,7 +126,7 @@ class _Block(torch.autograd.Function):
             return ctx.block.differentiable_gradients(x, grads[0], ctx.needs_input_grad)
         with np.errstate(all="ignore"):
             # The backward pass overwrites its argument, which may be another node's.
-            by_input = ctx.backward_pass(grads[0].numpy().copy())
-        if by_input is not None:
-            by_input = torch.from_numpy(by_input)
-        return by_input, None, *ctx.block.gradients()
+            grad_input = ctx.backward_pass(grads[0].numpy().copy())
+        if grad_input is not None:
+            grad_input = torch.from_numpy(grad_input)
+        return grad_input, None, *ctx.block.gradients()

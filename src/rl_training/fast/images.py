@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def random_shift(images: Tensor, offsets: Tensor, pad: int) -> Tensor:
-    """Of `functional.random_shift.random_shift`, for images in host memory."""
+    """Kernel of `functional.random_shift.random_shift`, for images in host memory."""
     if not pad:
         return images
     shifted = _shifted(images.numpy(), offsets.tolist(), pad)

@@ -29,7 +29,7 @@ class BatchArrays(NamedTuple):
 
 
 class ValueLoss(NamedTuple):
-    """A gradient by the network's output, the metrics in order, and the rows' priorities."""
+    """Gradient with respect to the network's output, metrics in order, priorities of the rows."""
 
     gradient: Array
     metrics: Array
@@ -72,13 +72,13 @@ def log_softmax(x: Array) -> Array:
 def dqn_loss(
     q: Array, next_q: Array, batch: BatchArrays, *, selector: Array | None, huber: bool
 ) -> ValueLoss:
-    """Of `algorithms.dqn.dqn_loss`."""
+    """Kernel of `algorithms.dqn.dqn_loss`."""
     rows = rows_of(len(q))
     if selector is None:
-        best = np.maximum.reduce(next_q.T.copy(), 0)  # NumPy is slow along a short last axis
+        next_value = np.maximum.reduce(next_q.T.copy(), 0)  # NumPy is slow on a short last axis
     else:
-        best = next_q[rows, selector.argmax(1)]
-    target = batch.reward + batch.discount * best
+        next_value = next_q[rows, selector.argmax(1)]
+    target = batch.reward + batch.discount * next_value
     value = q[rows, batch.action]
     error = value - target
     # Huber's derivative is the error held within 1, and Huber itself slope * (error - slope / 2);
@@ -95,22 +95,22 @@ def dqn_loss(
 def qr_dqn_loss(
     quantiles: Array, next_quantiles: Array, batch: BatchArrays, *, selector: Array | None
 ) -> ValueLoss:
-    """Of `algorithms.qr_dqn.qr_dqn_loss`."""
+    """Kernel of `algorithms.qr_dqn.qr_dqn_loss`."""
     rows = rows_of(len(quantiles))
     best = (next_quantiles.mean(-1) if selector is None else selector).argmax(1)
     samples = batch.reward[:, None] + batch.discount[:, None] * next_quantiles[rows, best]
     predicted = quantiles[rows, batch.action]
-    losses, by_quantile = quantile_huber(predicted, samples)
+    losses, grad_quantiles = quantile_huber(predicted, samples)
     value, target = predicted.mean(-1), samples.mean(-1)
     error = abs(value - target)
     metrics = means(losses * batch.weight, value, target, error)
     gradient = np.zeros_like(quantiles)
-    gradient[rows, batch.action] = by_quantile * (batch.weight / len(rows))[:, None]
+    gradient[rows, batch.action] = grad_quantiles * (batch.weight / len(rows))[:, None]
     return ValueLoss(gradient, metrics, error)
 
 
 def quantile_huber(quantiles: Array, targets: Array) -> tuple[Array, Array]:
-    """Of `functional.quantile.quantile_huber_loss`: the rows' losses [B] and gradients [B, N]."""
+    """Kernel of `functional.quantile.quantile_huber_loss`: losses [B] and gradients [B, N]."""
     count = quantiles.shape[1]
     levels = (np.arange(count, dtype=np.float32) + np.float32(0.5)) / np.float32(count)
     # The batch last: long rows without gaps.
@@ -137,7 +137,7 @@ def _compare(quantiles: Array, targets: Array, levels: Array) -> tuple[Array, Ar
 
 
 def project(probabilities: Array, reward: Array, discount: Array, support: Array) -> Array:
-    """Of `algorithms.c51.project`."""
+    """Kernel of `algorithms.c51.project`."""
     count = len(support)
     spacing = (support[-1] - support[0]) / (count - 1)
     place = (reward[:, None] + discount[:, None] * support - support[0]) / spacing
@@ -155,7 +155,7 @@ def project(probabilities: Array, reward: Array, discount: Array, support: Array
 def c51_loss(
     logits: Array, next_logits: Array, batch: BatchArrays, *, support: Array, selector: Array | None
 ) -> ValueLoss:
-    """Of `algorithms.c51.c51_loss`."""
+    """Kernel of `algorithms.c51.c51_loss`."""
     rows = rows_of(len(logits))
     if selector is None:
         selector = softmax(next_logits) @ support
@@ -170,8 +170,8 @@ def c51_loss(
     metrics = means(crossed * batch.weight, value, target_value, error)
     gradient = np.zeros_like(logits)
     # The gradient of a cross-entropy with respect to its logits.
-    by_logits = (probabilities - target) * (batch.weight / len(rows))[:, None]
-    gradient[rows, batch.action] = by_logits
+    grad_logits = (probabilities - target) * (batch.weight / len(rows))[:, None]
+    gradient[rows, batch.action] = grad_logits
     return ValueLoss(gradient, metrics, (crossed - entropy).clip(0.0, None))
 
 
@@ -183,12 +183,12 @@ class SquashedArrays(NamedTuple):
 
     action: Array
     log_prob: Array
-    by_log_std: Array  # derivative of the number before the squashing by the log std
+    spread: Array  # std * noise: the derivative of mean + std * noise by the log std
     free: Array  # where the log std is within its range
 
 
 def squashed_sample(output: Array, noise: Array) -> SquashedArrays:
-    """Of `algorithms.soft_actor_critic.squashed_sample`."""
+    """Kernel of `algorithms.soft_actor_critic.squashed_sample`."""
     size = noise.shape[1]
     mean, raw = output[:, :size], output[:, size:]
     log_std = raw.clip(*LOG_STD_RANGE)
@@ -206,19 +206,20 @@ def log_tanh_derivative(x: Array) -> Array:
     return result
 
 
-def squashed_gradient(sample: SquashedArrays, by_action: Array, by_log_prob: Array) -> Array:
-    """Gradient by the output [B, 2A], from those by the actions [B, A] and log-probabilities [B].
+def squashed_gradient(sample: SquashedArrays, grad_action: Array, grad_log_prob: Array) -> Array:
+    """Gradient with respect to the output [B, 2A].
 
-    The derivative of -log(1 - tanh(x)^2) is 2 tanh(x).
+    `grad_action` [B, A] and `grad_log_prob` [B] are those of the sample. The derivative of
+    -log(1 - tanh(x)^2) is 2 tanh(x).
     """
-    action, each = sample.action, by_log_prob[:, None]
-    by_mean = by_action * (1 - action * action) + each * (2 * action)
-    by_log_std = (by_mean * sample.by_log_std - each) * sample.free
-    return np.concatenate([by_mean, by_log_std], 1)
+    action, each = sample.action, grad_log_prob[:, None]
+    grad_mean = grad_action * (1 - action * action) + each * (2 * action)
+    grad_log_std = (grad_mean * sample.spread - each) * sample.free
+    return np.concatenate([grad_mean, grad_log_std], 1)
 
 
 class CriticLoss(NamedTuple):
-    """A gradient by what the critics gave [E, B, O], and the metrics in order."""
+    """Gradient with respect to the critics' outputs [E, B, O], and the metrics in order."""
 
     gradient: Array
     metrics: Array
@@ -230,7 +231,7 @@ def min_over_critics(values: Array) -> Array:
 
 
 def sac_loss(q_values: Array, target: Array) -> CriticLoss:
-    """Of `algorithms.sac.sac_loss`."""
+    """Kernel of `algorithms.sac.sac_loss`."""
     error = q_values - target[:, None]
     rows = len(target)
     metrics = [0.5 * (error * error).sum() / rows, q_values.mean(), target.mean()]
@@ -238,7 +239,7 @@ def sac_loss(q_values: Array, target: Array) -> CriticLoss:
 
 
 def redq_loss(q_values: Array, target: Array) -> CriticLoss:
-    """Of `algorithms.redq.redq_loss`, for values [E, B, 1]."""
+    """Kernel of `algorithms.redq.redq_loss`, for values [E, B, 1]."""
     values = q_values[:, :, 0].T
     error = values - target[:, None]
     rows = len(target)
@@ -247,14 +248,14 @@ def redq_loss(q_values: Array, target: Array) -> CriticLoss:
 
 
 def truncated_atoms(atoms: Array, dropped: int) -> Array:
-    """Of `algorithms.tqc.truncated_atoms`."""
+    """Kernel of `algorithms.tqc.truncated_atoms`."""
     critics, rows, count = atoms.shape
     pooled = np.moveaxis(atoms, 0, 1).reshape(rows, critics * count)
     return np.sort(pooled, 1)[:, : critics * (count - dropped)]
 
 
 def tqc_loss(quantiles: Array, atoms: Array) -> CriticLoss:
-    """Of `algorithms.tqc.tqc_loss`."""
+    """Kernel of `algorithms.tqc.tqc_loss`."""
     critics, rows, count = quantiles.shape
     targets = np.concatenate([atoms] * critics)
     losses, gradient = quantile_huber(quantiles.reshape(critics * rows, count), targets)
@@ -267,7 +268,7 @@ def tqc_loss(quantiles: Array, atoms: Array) -> CriticLoss:
 
 
 def gae(reward: Array, value: Array, next_value: Array, discount: Array, trace: Array) -> Array:
-    """Of `algorithms.ppo.gae`."""
+    """Kernel of `algorithms.ppo.gae`."""
     delta = reward + discount * next_value - value
     running, advantages = 0.0 * delta[0], []
     for step, carried in zip(reversed([*delta]), reversed([*trace]), strict=True):
@@ -277,7 +278,7 @@ def gae(reward: Array, value: Array, next_value: Array, discount: Array, trace: 
 
 
 def normalized(advantage: Array) -> Array:
-    """Of `algorithms.ppo.normalized`."""
+    """Kernel of `algorithms.ppo.normalized`."""
     if len(advantage) == 1:
         return advantage
     centred = advantage - advantage.mean()
@@ -303,8 +304,8 @@ class PPOArrays(NamedTuple):
     value_loss: Array
     approx_kl: Array
     clip_fraction: Array
-    by_log_prob: Array
-    by_value: Array
+    grad_log_prob: Array
+    grad_value: Array
 
 
 def ppo_terms(
@@ -314,19 +315,19 @@ def ppo_terms(
     clip_range: float,
     value_clip_range: float | None,
 ) -> PPOArrays:
-    """Of `algorithms.ppo.ppo_terms`."""
+    """Kernel of `algorithms.ppo.ppo_terms`."""
     count = len(value)
     log_ratio = log_prob - old.log_prob
     ratio = np.exp(log_ratio)
     clipped = ratio.clip(1 - clip_range, 1 + clip_range)
     gain, bounded = ratio * old.advantage, clipped * old.advantage
     error = value - old.returns
-    squared, by_value = error * error, 2.0 * error
+    squared, grad_value = error * error, 2.0 * error
     if value_clip_range is not None:
         moved = value - old.value
         near = old.value + moved.clip(-value_clip_range, value_clip_range) - old.returns
-        by_near = 2.0 * near * (abs(moved) <= value_clip_range)
-        by_value = np.where(squared >= near * near, by_value, by_near)
+        grad_near = 2.0 * near * (abs(moved) <= value_clip_range)
+        grad_value = np.where(squared >= near * near, grad_value, grad_near)
         squared = np.maximum(squared, near * near)
     return PPOArrays(
         policy_loss=-np.minimum(gain, bounded),
@@ -334,8 +335,8 @@ def ppo_terms(
         approx_kl=ratio - 1 - log_ratio,
         clip_fraction=(clipped != ratio).astype(np.float32),
         # The bounded gain does not change with the policy; where it counts, nothing pulls.
-        by_log_prob=gain * (gain <= bounded) / -count,
-        by_value=by_value / count,
+        grad_log_prob=gain * (gain <= bounded) / -count,
+        grad_value=grad_value / count,
     )
 
 
@@ -354,11 +355,12 @@ class ArrayDistribution(Protocol):
     def entropy(self) -> Array:
         """Entropy per row."""
 
-    def gradient(self, action: Array, by_log_prob: Array, by_entropy: float) -> tuple[Array, ...]:
-        """Gradient by the output, and by the log standard deviation if there is one.
+    def gradient(
+        self, action: Array, grad_log_prob: Array, grad_entropy: float
+    ) -> tuple[Array, ...]:
+        """Gradient with respect to the output, and the log standard deviation if there is one.
 
-        `by_log_prob` [B] and `by_entropy` are the derivatives of the loss by each row's
-        log-probability and entropy.
+        `grad_log_prob` [B] and `grad_entropy` are those of each row's log-probability and entropy.
         """
 
 
@@ -392,13 +394,13 @@ class CategoricalArrays:
         """Entropy in nats."""
         return -(np.exp(self.log_probs) * self.log_probs).sum(-1)
 
-    def gradient(self, action: Array, by_log_prob: Array, by_entropy: float) -> tuple[Array]:
-        """Of a log-probability: one for the choice, minus the probabilities."""
-        scale = by_log_prob[:, None]
-        if by_entropy:
-            scale = scale + by_entropy * (self.log_probs + self.entropy()[:, None])
+    def gradient(self, action: Array, grad_log_prob: Array, grad_entropy: float) -> tuple[Array]:
+        """That of a log-probability is one for the choice, minus the probabilities."""
+        scale = grad_log_prob[:, None]
+        if grad_entropy:
+            scale = scale + grad_entropy * (self.log_probs + self.entropy()[:, None])
         grad = -np.exp(self.log_probs) * scale
-        grad[rows_of(len(action)), action] += by_log_prob
+        grad[rows_of(len(action)), action] += grad_log_prob
         return (grad,)
 
 
@@ -430,10 +432,10 @@ class MultiCategoricalArrays:
         """Sum over the parts."""
         return np.asarray(sum(part.entropy() for part in self.parts))
 
-    def gradient(self, action: Array, by_log_prob: Array, by_entropy: float) -> tuple[Array]:
+    def gradient(self, action: Array, grad_log_prob: Array, grad_entropy: float) -> tuple[Array]:
         """Side by side."""
         parts = enumerate(self.parts)
-        grads = [part.gradient(action[:, k], by_log_prob, by_entropy)[0] for k, part in parts]
+        grads = [part.gradient(action[:, k], grad_log_prob, grad_entropy)[0] for k, part in parts]
         return (np.concatenate(grads, -1),)
 
 
@@ -472,11 +474,11 @@ class BernoulliArrays:
         # H = softplus(l) - l * p, stable for any logit.
         return (self._softplus(self.logits) - self.logits * self._probs).sum(-1)
 
-    def gradient(self, action: Array, by_log_prob: Array, by_entropy: float) -> tuple[Array]:
-        """Of a log-probability: the position minus its probability."""
+    def gradient(self, action: Array, grad_log_prob: Array, grad_entropy: float) -> tuple[Array]:
+        """That of a log-probability is the position minus its probability."""
         p = self._probs
-        grad = by_log_prob[:, None] * (action.astype(np.float32) - p)
-        return (grad - by_entropy * self.logits * p * (1 - p),)
+        grad = grad_log_prob[:, None] * (action.astype(np.float32) - p)
+        return (grad - grad_entropy * self.logits * p * (1 - p),)
 
 
 class DiagonalGaussianArrays:
@@ -505,11 +507,13 @@ class DiagonalGaussianArrays:
         each_row = np.zeros_like(self.mean[:, 0])
         return each_row + (self.log_std + 0.5 + _LOG_SQRT_2PI).sum()
 
-    def gradient(self, action: Array, by_log_prob: Array, by_entropy: float) -> tuple[Array, Array]:
-        """Of a log-density: z / std for the mean, z^2 - 1 for the log standard deviation."""
-        z, rows = (action - self.mean) * self._precision, by_log_prob[:, None]
-        by_log_std = (rows * (z * z - 1)).sum(0) + by_entropy * len(z)
-        return rows * z * self._precision, by_log_std
+    def gradient(
+        self, action: Array, grad_log_prob: Array, grad_entropy: float
+    ) -> tuple[Array, Array]:
+        """That of a log-density is z / std for the mean, z^2 - 1 for the log standard deviation."""
+        z, rows = (action - self.mean) * self._precision, grad_log_prob[:, None]
+        grad_log_std = (rows * (z * z - 1)).sum(0) + grad_entropy * len(z)
+        return rows * z * self._precision, grad_log_std
 
 
 def distribution(spec: EnvSpec, output: Array, log_std: Array | None) -> ArrayDistribution:

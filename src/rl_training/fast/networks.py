@@ -52,13 +52,13 @@ def view_of(flat: Array, parameter: Tensor) -> Array:
     return flat[start : start + parameter.numel()].reshape(tuple(parameter.shape))
 
 
-class NormKernel:
-    """Of the layer normalisation between a linear layer and its activation."""
+class LayerNormKernel:
+    """Kernel of the layer normalisation between a linear layer and its activation."""
 
     def __init__(self, pair: tuple[Any, Any], grads: tuple[Any, Any]) -> None:
-        (self._scale, self._shift), (self._by_scale, self._by_shift) = pair, grads
+        (self._scale, self._shift), (self._grad_scale, self._grad_shift) = pair, grads
         size = len(self._scale)
-        self._mean = np.full(size, 1 / size, self._scale.dtype)  # a row times it is its mean
+        self._ones_over_n = np.full(size, 1 / size, self._scale.dtype)  # row @ it: the row's mean
 
     def forward(self, x: Array) -> Array:
         """The normalised rows, in the memory of `x`."""
@@ -69,42 +69,44 @@ class NormKernel:
 
     def vjp(self, x: Array) -> tuple[Array, Backward]:
         """The normalised rows, and the backward pass to `x`, whose memory it needs."""
-        deviation = self._standardize(x)
+        std = self._standardize(x)
         y = x * self._scale
         y += self._shift
 
+        # With g = grad * scale and x standardised: dx = (g - mean(g) - x * mean(g * x)) / std.
         def backward(grad: Array) -> Array:
-            by_row = grad * x
-            np.add.reduce(by_row, 0, None, self._by_scale)
-            np.add.reduce(grad, 0, None, self._by_shift)
+            product = grad * x
+            # np.add.reduce is np.sum without its Python wrapper.
+            np.add.reduce(product, 0, None, self._grad_scale)
+            np.add.reduce(grad, 0, None, self._grad_shift)
             grad *= self._scale
-            np.multiply(grad, x, out=by_row)
-            along = x * (by_row @ self._mean)[:, None]
-            grad -= (grad @ self._mean)[:, None]
-            grad -= along
-            grad /= deviation
+            np.multiply(grad, x, out=product)
+            along_x = x * (product @ self._ones_over_n)[:, None]
+            grad -= (grad @ self._ones_over_n)[:, None]
+            grad -= along_x
+            grad /= std
             return grad
 
         return y, backward
 
     def _standardize(self, x: Array) -> Array:
         """Bring each row to mean 0 and variance 1, in place; give the standard deviations."""
-        x -= (x @ self._mean)[:, None]
-        deviation: Array = np.sqrt((x * x) @ self._mean + NORM_EPS)[:, None]
-        x /= deviation
-        return deviation
+        x -= (x @ self._ones_over_n)[:, None]
+        std: Array = np.sqrt((x * x) @ self._ones_over_n + NORM_EPS)[:, None]
+        x /= std
+        return std
 
 
 class MLPKernel:
-    """Of `MLP`."""
+    """Kernel of `MLP`."""
 
     def __init__(self, module: MLP, buffers: Buffers) -> None:
-        self._relu, self._features = module.activation == "relu", module.features
-        self._layers = buffers.views(module.layers, buffers.values)
-        self._grads = buffers.views(module.layers, buffers.grads)
+        self._relu, self._activate_last = module.activation == "relu", module.activate_last
+        self._layers = buffers.views(module.linears, buffers.values)
+        self._grads = buffers.views(module.linears, buffers.grads)
         norms = (buffers.views(module.norms, x) for x in (buffers.values, buffers.grads))
-        self._norms = [NormKernel(*pairs) for pairs in zip(*norms, strict=True)]
-        self._activated = len(self._layers) - (not module.features)
+        self._norms = [LayerNormKernel(*pairs) for pairs in zip(*norms, strict=True)]
+        self._activated = len(self._layers) - (not module.activate_last)
 
     def forward(self, x: Array) -> Array:
         for depth, (weight, bias) in enumerate(self._layers):
@@ -113,39 +115,39 @@ class MLPKernel:
                 x = self._activate(self._norms[depth].forward(x) if self._norms else x)
         return x
 
-    def vjp(self, x: Array, *, to_input: bool = False) -> tuple[Array, Backward]:
-        inputs, to_norms = [x], []
+    def vjp(self, x: Array, *, input_grad: bool = False) -> tuple[Array, Backward]:
+        inputs, norm_backwards = [x], []
         for depth, (weight, bias) in enumerate(self._layers):
             y = _linear(inputs[-1], weight, bias)
             if depth < self._activated and self._norms:
-                y, to_norm = self._norms[depth].vjp(y)
-                to_norms.append(to_norm)
+                y, norm_backward = self._norms[depth].vjp(y)
+                norm_backwards.append(norm_backward)
             inputs.append(self._activate(y) if depth < self._activated else y)
-        return inputs[-1], lambda grad: self._backward(inputs, to_norms, grad, to_input)
+        return inputs[-1], lambda grad: self._backward(inputs, norm_backwards, grad, input_grad)
 
     def _backward(
-        self, inputs: list[Array], to_norms: list[Backward], grad: Array, to_input: bool
+        self, inputs: list[Array], norm_backwards: list[Backward], grad: Array, input_grad: bool
     ) -> Array | None:
-        activated = self._features  # whether the layer's output went through the activation
+        activated = self._activate_last  # whether the layer's output went through the activation
         for depth in reversed(range(len(self._layers))):
-            x, y, (by_weight, by_bias) = inputs[depth], inputs[depth + 1], self._grads[depth]
+            x, y, (grad_weight, grad_bias) = inputs[depth], inputs[depth + 1], self._grads[depth]
             if activated:
                 grad *= y > 0 if self._relu else 1 - y * y
-                grad = to_norms[depth](grad) if to_norms else grad
-            np.matmul(grad.T, x, out=by_weight)
-            np.add.reduce(grad, 0, None, by_bias)
-            if not (depth or to_input):
+                grad = norm_backwards[depth](grad) if norm_backwards else grad
+            np.matmul(grad.T, x, out=grad_weight)
+            np.add.reduce(grad, 0, None, grad_bias)
+            if not (depth or input_grad):
                 return None
             grad, activated = grad @ self._layers[depth][0], True
         return grad
 
     def _activate(self, x: Array) -> Array:
         """The activation, in place."""
-        return rectify(x) if self._relu else np.tanh(x, out=x)
+        return relu_(x) if self._relu else np.tanh(x, out=x)
 
 
 class DuelingKernel:
-    """Of `DuelingMLP`."""
+    """Kernel of `DuelingMLP`."""
 
     def __init__(self, module: DuelingMLP, buffers: Buffers) -> None:
         self._trunk = None if module.trunk is None else MLPKernel(module.trunk, buffers)
@@ -158,36 +160,37 @@ class DuelingKernel:
     def forward(self, x: Array) -> Array:
         if self._trunk is not None:
             x = self._trunk.forward(x)
-        return self._joined(self._value.forward(x), self._advantage.forward(x))
+        return self._combine(self._value.forward(x), self._advantage.forward(x))
 
-    def vjp(self, x: Array, *, to_input: bool = False) -> tuple[Array, Backward]:
-        to_trunk: Backward | None = None
+    def vjp(self, x: Array, *, input_grad: bool = False) -> tuple[Array, Backward]:
+        trunk_backward: Backward | None = None
         if self._trunk is not None:
-            x, to_trunk = self._trunk.vjp(x, to_input=to_input)
-        value, to_value = self._value.vjp(x, to_input=True)
-        advantage, to_advantage = self._advantage.vjp(x, to_input=True)
+            x, trunk_backward = self._trunk.vjp(x, input_grad=input_grad)
+        value, value_backward = self._value.vjp(x, input_grad=True)
+        advantage, advantage_backward = self._advantage.vjp(x, input_grad=True)
 
         def backward(grad: Array) -> Array | None:
-            by_action = grad.reshape(self._shape)
-            by_value = by_action.sum(1)
-            by_advantage = by_action - by_value[:, None] / self._shape[1]
-            by_features = to_advantage(by_advantage.reshape(grad.shape)) + to_value(by_value)
-            return by_features if to_trunk is None else to_trunk(by_features)
+            grad_action = grad.reshape(self._shape)
+            grad_value = grad_action.sum(1)
+            grad_advantage = grad_action - grad_value[:, None] / self._shape[1]
+            grad_features = advantage_backward(grad_advantage.reshape(grad.shape))
+            grad_features = grad_features + value_backward(grad_value)
+            return grad_features if trunk_backward is None else trunk_backward(grad_features)
 
-        return self._joined(value, advantage), backward
+        return self._combine(value, advantage), backward
 
-    def _joined(self, value: Array, advantage: Array) -> Array:
-        by_action = advantage.reshape(self._shape)
-        mean = by_action.sum(1) / self._shape[1]
-        return (by_action + (value - mean)[:, None]).reshape(advantage.shape)
+    def _combine(self, value: Array, advantage: Array) -> Array:
+        per_action = advantage.reshape(self._shape)
+        mean = per_action.sum(1) / self._shape[1]
+        return (per_action + (value - mean)[:, None]).reshape(advantage.shape)
 
 
 class EnsembleKernel:
-    """Of `EnsembleMLP`."""
+    """Kernel of `EnsembleMLP`."""
 
     def __init__(self, module: EnsembleMLP, buffers: Buffers) -> None:
-        self._layers = buffers.views(module.layers, buffers.values)
-        self._grads = buffers.views(module.layers, buffers.grads)
+        self._layers = buffers.views(module.linears, buffers.values)
+        self._grads = buffers.views(module.linears, buffers.grads)
 
     def forward(self, x: Array, members: Array | None = None) -> Array:
         layers = self._layers
@@ -195,50 +198,50 @@ class EnsembleKernel:
             layers = [(weight[members], bias[members]) for weight, bias in layers]
         *hidden, last = layers
         for weight, bias in hidden:
-            x = rectify(_ensemble_linear(x, weight, bias))
+            x = relu_(_ensemble_linear(x, weight, bias))
         return _ensemble_linear(x, *last)
 
-    def vjp(self, x: Array, *, to_input: bool = False) -> tuple[Array, Backward]:
-        inputs = self._run(x)
+    def vjp(self, x: Array, *, input_grad: bool = False) -> tuple[Array, Backward]:
+        inputs = self._layer_inputs(x)
 
         def backward(grad: Array) -> Array | None:
             for depth in reversed(range(len(self._layers))):
-                (by_weight, by_bias), x = self._grads[depth], inputs[depth]
-                np.matmul(_transposed(x), grad, out=by_weight)
-                by_bias[...] = grad.sum(1)[:, None]
+                (grad_weight, grad_bias), x = self._grads[depth], inputs[depth]
+                np.matmul(_transposed(x), grad, out=grad_weight)
+                grad_bias[...] = grad.sum(1)[:, None]
                 if depth:
-                    grad = _behind(grad, self._layers[depth][0], x)
-            if not to_input:
+                    grad = _backward_through_relu(grad, self._layers[depth][0], x)
+            if not input_grad:
                 return None
-            by_member = grad @ _transposed(self._layers[0][0])
-            return by_member.sum(0) if inputs[0].ndim == 2 else by_member
+            grad_members = grad @ _transposed(self._layers[0][0])
+            return grad_members.sum(0) if inputs[0].ndim == 2 else grad_members
 
         return inputs[-1], backward
 
     def columns_vjp(self, x: Array, columns: slice) -> tuple[Array, Backward]:
         """Outputs, and the backward pass to some columns of the input alone."""
-        inputs = self._run(x)
+        inputs = self._layer_inputs(x)
 
         def backward(grad: Array) -> Array:
             for depth in reversed(range(1, len(self._layers))):
-                grad = _behind(grad, self._layers[depth][0], inputs[depth])
-            by_columns: Array = (grad @ _transposed(self._layers[0][0][:, columns])).sum(0)
-            return by_columns
+                grad = _backward_through_relu(grad, self._layers[depth][0], inputs[depth])
+            grad_columns: Array = (grad @ _transposed(self._layers[0][0][:, columns])).sum(0)
+            return grad_columns
 
         return inputs[-1], backward
 
-    def _run(self, x: Array) -> list[Array]:
+    def _layer_inputs(self, x: Array) -> list[Array]:
         """The input of each layer, and last the output."""
         *hidden, last = self._layers
         inputs = [x]
         for weight, bias in hidden:
-            inputs.append(rectify(_ensemble_linear(inputs[-1], weight, bias)))
+            inputs.append(relu_(_ensemble_linear(inputs[-1], weight, bias)))
         inputs.append(_ensemble_linear(inputs[-1], *last))
         return inputs
 
 
 class ReshapedKernel:
-    """Of a network that gives its layers' outputs in another shape."""
+    """Kernel of a network that gives its layers' outputs in another shape."""
 
     def __init__(
         self,
@@ -258,15 +261,15 @@ class ReshapedKernel:
         output = self._layers.forward(x)
         return output if len(self._shape) == 1 else output.reshape(self._shape)
 
-    def vjp(self, x: Array, *, to_input: bool = False) -> tuple[Array, Backward]:
-        output, backward = self._layers.vjp(x, to_input=to_input)
+    def vjp(self, x: Array, *, input_grad: bool = False) -> tuple[Array, Backward]:
+        output, backward = self._layers.vjp(x, input_grad=input_grad)
         if len(self._shape) == 1:
             return output, backward
         return output.reshape(self._shape), lambda grad: backward(grad.reshape(output.shape))
 
 
 class CriticsKernel:
-    """Of `MLPCritics`."""
+    """Kernel of `MLPCritics`."""
 
     def __init__(self, module: MLPCritics, buffers: Buffers) -> None:
         self._layers = EnsembleKernel(module.layers, buffers)
@@ -284,7 +287,7 @@ class CriticsKernel:
 
 
 class ActorCriticKernel:
-    """Of `MLPActorCritic`: policy outputs and values, and the gradient of `log_std` beside them."""
+    """Kernel of `MLPActorCritic`: policy outputs and values, and the gradient of `log_std`."""
 
     def __init__(self, module: MLPActorCritic, buffers: Buffers) -> None:
         self._actor = MLPKernel(module.actor, buffers)
@@ -292,7 +295,7 @@ class ActorCriticKernel:
         self.log_std: Array | None = None
         if (log_std := getattr(module, "log_std", None)) is not None:
             self.log_std = view_of(buffers.values, log_std)
-            self._by_log_std = view_of(buffers.grads, log_std)
+            self._grad_log_std = view_of(buffers.grads, log_std)
 
     def policy(self, obs: Array) -> Array:
         return self._actor.forward(obs)
@@ -303,14 +306,14 @@ class ActorCriticKernel:
 
     def vjp(self, obs: Array) -> tuple[tuple[Array, Array], Callable[[Sequence[Array]], None]]:
         """Outputs and values, and the backward pass from their gradients and that of `log_std`."""
-        outputs, to_actor = self._actor.vjp(obs)
-        values, to_critic = self._critic.vjp(obs)
+        outputs, actor_backward = self._actor.vjp(obs)
+        values, critic_backward = self._critic.vjp(obs)
 
         def backward(grads: Sequence[Array]) -> None:
-            to_actor(grads[0])
-            to_critic(grads[1][:, None])
+            actor_backward(grads[0])
+            critic_backward(grads[1][:, None])
             if self.log_std is not None:
-                self._by_log_std[...] = grads[2]
+                self._grad_log_std[...] = grads[2]
 
         return (outputs, values.squeeze(-1)), backward
 
@@ -345,11 +348,11 @@ def _is_altered(module: nn.Module) -> bool:
     )
     shares = False
     if isinstance(module, Layers):
-        shares = len({*module.parameters()}) < 2 * (len(module.layers) + len(module.norms))
+        shares = len({*module.parameters()}) < 2 * (len(module.linears) + len(module.norms))
     return any(hooks) or "forward" in vars(module) or shares
 
 
-def rectify(x: Array) -> Array:
+def relu_(x: Array) -> Array:
     """ReLU, in place."""
     # A zero for each entry of a matrix is three times as fast as one zero for all.
     rows, columns = x.shape[-2:]
@@ -374,8 +377,8 @@ def _transposed(x: Array) -> Array:
     return np.swapaxes(x, -1, -2)
 
 
-def _behind(grad: Array, weight: Array, outputs: Array) -> Array:
-    """The gradient behind a layer whose inputs were a ReLU's outputs."""
+def _backward_through_relu(grad: Array, weight: Array, outputs: Array) -> Array:
+    """The gradient before a ReLU, from that after the linear layer which follows it."""
     # A product with a single column is one of two vectors, for which NumPy has no fast routine.
     weight = _transposed(weight)
     grad = grad * weight if grad.shape[-1] == 1 else grad @ weight

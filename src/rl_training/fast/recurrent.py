@@ -21,13 +21,13 @@ Array = np.ndarray
 
 
 class CoreKernel:
-    """Of `RecurrentCore`, after its encoder."""
+    """Kernel of `RecurrentCore`, after its encoder."""
 
     def __init__(self, encoder: MLP | None, core: RecurrentCore, buffers: Buffers) -> None:
         self._encoder = None if encoder is None else MLPKernel(encoder, buffers)
         self._gru = core.kind == "gru"
-        by_input, by_state, bias_input, bias_state = core.layer.parameters()
-        layers = [(by_input, bias_input), (by_state, bias_state)]
+        weight_input, weight_state, bias_input, bias_state = core.layer.parameters()
+        layers = [(weight_input, bias_input), (weight_state, bias_state)]
         self._weights = buffers.views(layers, buffers.values)
 
     def step(self, obs: Array, state: PolicyState, first: Array) -> PolicyState:
@@ -35,16 +35,16 @@ class CoreKernel:
         features = obs if self._encoder is None else self._encoder.forward(obs)
         if first.any():
             state = tuple(np.where(first[:, None], np.float32(0), part) for part in state)
-        (by_input, bias_input), (by_state, bias_state) = self._weights
-        from_input = features @ by_input.T + bias_input
-        from_state = state[0] @ by_state.T + bias_state
+        (weight_input, bias_input), (weight_state, bias_state) = self._weights
+        from_input = features @ weight_input.T + bias_input
+        from_state = state[0] @ weight_state.T + bias_state
         if self._gru:
             return (_gru_step(from_input, from_state, state[0]),)
         return _lstm_step(from_input + from_state, state[1])
 
 
 class RecurrentKernel:
-    """Of `LSTMQNetwork` and `RecurrentActorCritic`: their first output, and the state after it."""
+    """Kernel of `LSTMQNetwork` and `RecurrentActorCritic`: first output and the state after it."""
 
     def __init__(self, module: Any, buffers: Buffers) -> None:
         if isinstance(module, LSTMQNetwork):

@@ -61,7 +61,7 @@ class ArrayViews:
 
 
 class ValueKernel:
-    """Of DQN, QR-DQN and C51."""
+    """Kernel of DQN, QR-DQN and C51."""
 
     def __init__(
         self, algorithm: DQN | QRDQN | C51, model: ReshapedKernel, target: ReshapedKernel
@@ -110,7 +110,7 @@ def _value_functions(
 
 
 class SoftKernel:
-    """Of SAC, TQC and REDQ."""
+    """Kernel of SAC, TQC and REDQ."""
 
     def __init__(
         self,
@@ -157,12 +157,12 @@ class SoftKernel:
             arrays, alpha = self._views.of(batch), self._alpha()
             output, backward = self._actor.vjp(arrays.obs)
             policy = losses.squashed_sample(output, noise.numpy())
-            values, to_action = self._critics.input_vjp(arrays.obs, policy.action)
+            values, action_backward = self._critics.input_vjp(arrays.obs, policy.action)
             value, slope = self._actor_value(values)
             share = 1 / len(value)
-            by_log_prob = np.full_like(value, share) * alpha
-            by_action = to_action(slope * -share)
-            backward(losses.squashed_gradient(policy, by_action, by_log_prob))
+            grad_log_prob = np.full_like(value, share) * alpha
+            grad_action = action_backward(slope * -share)
+            backward(losses.squashed_gradient(policy, grad_action, grad_log_prob))
             entropy = -policy.log_prob.mean()
             loss = -alpha * entropy - value.mean()
             metrics = np.stack([loss, entropy, np.ones_like(entropy) * alpha])
@@ -194,7 +194,7 @@ class SoftKernel:
 
 
 class PPOKernel:
-    """Of PPO."""
+    """Kernel of PPO."""
 
     def __init__(self, algorithm: PPO, model: ActorCriticKernel) -> None:
         self._algorithm, self._model = algorithm, model
@@ -237,9 +237,9 @@ class PPOKernel:
             policy = self._policy(output)
             log_prob = policy.log_prob(old.action)
             terms = losses.ppo_terms(log_prob, value, old, clip_range, hyper.value_clip_range)
-            by_entropy = -hyper.entropy_coef / len(value)
-            by_policy = policy.gradient(old.action, terms.by_log_prob, by_entropy)
-            backward((by_policy[0], hyper.value_coef * terms.by_value, *by_policy[1:]))
+            grad_entropy = -hyper.entropy_coef / len(value)
+            grad_policy = policy.gradient(old.action, terms.grad_log_prob, grad_entropy)
+            backward((grad_policy[0], hyper.value_coef * terms.grad_value, *grad_policy[1:]))
             numbers = losses.means(*terms[:4], policy.entropy())
             loss = numbers[0] + hyper.value_coef * numbers[1] - hyper.entropy_coef * numbers[4]
         return _reported(PPO_METRICS, np.append(np.float32(loss), numbers))

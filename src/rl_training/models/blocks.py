@@ -32,7 +32,7 @@ class Layers(nn.Module):
         self._norm_names: list[tuple[str, str]] = []
 
     @property
-    def layers(self) -> list[tuple[Any, Any]]:
+    def linears(self) -> list[tuple[Any, Any]]:
         """The weight and the bias of each layer, as they are registered now."""
         parameters = self._parameters
         return [(parameters[weight], parameters[bias]) for weight, bias in self._names]
@@ -62,8 +62,8 @@ class Layers(nn.Module):
     @torch.no_grad()
     def init_orthogonal(self, *, last_gain: float, gain: float = math.sqrt(2)) -> None:
         """Orthogonal weights and zero biases; the last layer has a gain apart."""
-        last = self.layers[-1][0]
-        for weight, bias in self.layers:
+        last = self.linears[-1][0]
+        for weight, bias in self.linears:
             for matrix in weight.reshape(-1, *weight.shape[-2:]):
                 nn.init.orthogonal_(matrix, last_gain if weight is last else gain)
             nn.init.zeros_(bias)
@@ -72,9 +72,9 @@ class Layers(nn.Module):
 class MLP(Layers):
     """Linear layers of the given sizes with an activation between them.
 
-    `features` puts an activation after the last one too, and `layer_norm` a layer normalisation
-    (Ba et al., 2016) before each activation. Initialised as PyTorch initialises linear layers,
-    uniformly within 1/sqrt(fan_in).
+    `activate_last` puts an activation after the last one too, and `layer_norm` a layer
+    normalisation (Ba et al., 2016) before each activation. Initialised as PyTorch initialises
+    linear layers, uniformly within 1/sqrt(fan_in).
     """
 
     def __init__(
@@ -82,26 +82,26 @@ class MLP(Layers):
         sizes: Sequence[int],
         *,
         activation: Activation = "relu",
-        features: bool = False,
+        activate_last: bool = False,
         layer_norm: bool = False,
     ) -> None:
         super().__init__()
         self.activation = activation
-        self.features = features
+        self.activate_last = activate_last
         for fan_in, fan_out in pairwise(sizes):
             self.add_layer(*nn.Linear(fan_in, fan_out).parameters())
-        activated = sizes[1:] if features else sizes[1:-1]
+        activated = sizes[1:] if activate_last else sizes[1:-1]
         for size in activated if layer_norm else ():
             self.add_norm(size)
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs (batch, last size)."""
-        *hidden, last = self.layers
+        *hidden, last = self.linears
         norms = self.norms
         for depth, layer in enumerate(hidden):
             x = self._activate(normalized(F.linear(x, *layer), norms[depth : depth + 1]))
         x = F.linear(x, *last)
-        return self._activate(normalized(x, norms[len(hidden) :])) if self.features else x
+        return self._activate(normalized(x, norms[len(hidden) :])) if self.activate_last else x
 
     def _activate(self, x: Tensor) -> Tensor:
         return torch.relu_(x) if self.activation == "relu" else torch.tanh_(x)
@@ -126,7 +126,7 @@ class NoisyMLP(nn.Module):
         super().__init__()
         self.mean, self.sigma = MLP(sizes, layer_norm=layer_norm), MLP(sizes)
         self._sizes = list(sizes)
-        for (weight, bias), fan_in in zip(self.sigma.layers, sizes, strict=False):
+        for (weight, bias), fan_in in zip(self.sigma.linears, sizes, strict=False):
             nn.init.constant_(weight, 0.5 / math.sqrt(fan_in))
             nn.init.constant_(bias, 0.5 / math.sqrt(fan_in))
         # A factor for each input and each output of every layer.
@@ -139,8 +139,8 @@ class NoisyMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs (batch, last size)."""
-        start, depth, norms = 0, len(self.mean.layers), self.mean.norms
-        pairs = zip(self.mean.layers, self.sigma.layers, strict=True)
+        start, depth, norms = 0, len(self.mean.linears), self.mean.norms
+        pairs = zip(self.mean.linears, self.sigma.linears, strict=True)
         for number, ((weight, bias), (weight_sigma, bias_sigma)) in enumerate(pairs, 1):
             if self.training:
                 fan_out, fan_in = weight.shape
@@ -160,10 +160,10 @@ class NoisyMLP(nn.Module):
 
 
 class DuelingMLP(nn.Module):
-    """`width` numbers per action: value + advantage - mean advantage (Wang et al., 2016, Eq. 9).
+    """`outputs_per_action` values per action: V + A - mean A (Wang et al., 2016, Eq. 9).
 
     All hidden layers but the last are shared; the streams, which may be noisy, have one each.
-    Gives (batch, action_dim * width), as an `MLP` of that output size does.
+    Gives (batch, action_dim * outputs_per_action), as an `MLP` of that output size does.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class DuelingMLP(nn.Module):
         obs_dim: int,
         action_dim: int,
         hidden_sizes: Sequence[int],
-        width: int = 1,
+        outputs_per_action: int = 1,
         *,
         layer_norm: bool = False,
         stream: type[MLP | NoisyMLP] = MLP,
@@ -180,13 +180,14 @@ class DuelingMLP(nn.Module):
         *shared, last = (obs_dim, *hidden_sizes)
         self.trunk: MLP | None = None
         if len(shared) > 1:
-            self.trunk = MLP(shared, features=True, layer_norm=layer_norm)
-        self.value = stream((shared[-1], last, width), layer_norm=layer_norm)
-        self.advantage = stream((shared[-1], last, action_dim * width), layer_norm=layer_norm)
-        self.shape = (-1, action_dim, width)
+            self.trunk = MLP(shared, activate_last=True, layer_norm=layer_norm)
+        outputs = action_dim * outputs_per_action
+        self.value = stream((shared[-1], last, outputs_per_action), layer_norm=layer_norm)
+        self.advantage = stream((shared[-1], last, outputs), layer_norm=layer_norm)
+        self.shape = (-1, action_dim, outputs_per_action)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs (batch, action_dim * width)."""
+        """Outputs (batch, action_dim * outputs_per_action)."""
         if self.trunk is not None:
             x = self.trunk(x)
         value, advantage = self.value(x), self.advantage(x).reshape(self.shape)
@@ -195,49 +196,50 @@ class DuelingMLP(nn.Module):
         return joined
 
 
-def action_layers(
+def q_layers(
     obs_dim: int,
     action_dim: int,
     hidden_sizes: Sequence[int],
-    width: int = 1,
+    outputs_per_action: int = 1,
     *,
     dueling: bool = False,
     noisy: bool = False,
     layer_norm: bool = False,
 ) -> nn.Module:
-    """Layers that give `width` numbers for each action, flat: (batch, action_dim * width).
+    """Layers that give `outputs_per_action` values per action, flat.
 
-    Noise goes into the last two layers, or those of both streams, as in Rainbow; layer
-    normalisation before every ReLU.
+    Outputs are (batch, action_dim * outputs_per_action). Noise goes into the last two layers, or
+    those of both streams, as in Rainbow; layer normalisation before every ReLU.
     """
     last_layers: type[MLP | NoisyMLP] = NoisyMLP if noisy else MLP
     if dueling:
-        sizes = (obs_dim, action_dim, hidden_sizes, width)
+        sizes = (obs_dim, action_dim, hidden_sizes, outputs_per_action)
         return DuelingMLP(*sizes, layer_norm=layer_norm, stream=last_layers)
-    shared, head = (obs_dim, *hidden_sizes[:-1]), (*hidden_sizes[-1:], action_dim * width)
+    shared = (obs_dim, *hidden_sizes[:-1])
+    head = (*hidden_sizes[-1:], action_dim * outputs_per_action)
     if not noisy or len(shared) == 1:
         return last_layers((*shared, *head), layer_norm=layer_norm)
-    trunk = MLP(shared, features=True, layer_norm=layer_norm)
+    trunk = MLP(shared, activate_last=True, layer_norm=layer_norm)
     return nn.Sequential(trunk, last_layers((shared[-1], *head), layer_norm=layer_norm))
 
 
 class ActionDistributions(nn.Module):
-    """`width` numbers for each action that say how its return is distributed."""
+    """A return distribution for each action, as `outputs_per_action` quantiles or logits."""
 
     def __init__(
         self,
         obs_dim: int,
         action_dim: int,
-        width: int,
+        outputs_per_action: int,
         hidden_sizes: Sequence[int],
         **options: Unpack[ActionLayerOptions],
     ) -> None:
         super().__init__()
-        self.layers = action_layers(obs_dim, action_dim, hidden_sizes, width, **options)
-        self.shape = (action_dim, width)
+        self.layers = q_layers(obs_dim, action_dim, hidden_sizes, outputs_per_action, **options)
+        self.shape = (action_dim, outputs_per_action)
 
     def forward(self, obs: Tensor) -> Tensor:
-        """Numbers (batch, action_dim, width) of observations (batch, obs_dim)."""
+        """Numbers (batch, action_dim, outputs_per_action) of observations (batch, obs_dim)."""
         numbers: Tensor = self.layers(obs).unflatten(1, self.shape)
         return numbers
 
@@ -261,7 +263,7 @@ class EnsembleMLP(Layers):
 
     def forward(self, x: Tensor, members: Tensor | None = None) -> Tensor:
         """Outputs of all members, or of those with the given numbers."""
-        *hidden, last = self.layers
+        *hidden, last = self.linears
         for weight, bias in hidden:
             x = torch.relu_(_linear(x, weight, bias, members))
         return _linear(x, *last, members)

@@ -142,7 +142,7 @@ class MLPActorQEnsemble(nn.Module):
         return cls(actor, mlp_critics(spec, hyper))
 
     def q_values(self, obs: Tensor, action: Tensor) -> Tensor:
-        """What each critic expects of actions (batch, action_dim): (batch, num_critics)."""
+        """Each critic's value of actions (batch, action_dim): (batch, num_critics)."""
         values: Tensor = self.critics(obs, action).mean(-1).T
         return values
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from rl_training.data.types import EnvSpec
-from rl_training.models.blocks import action_layers
+from rl_training.models.blocks import q_layers
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -31,7 +31,7 @@ class MLPQNetwork(nn.Module):
         **options: Unpack[ActionLayerOptions],
     ) -> None:
         super().__init__()
-        self.layers = action_layers(obs_dim, action_dim, hidden_sizes, **options)
+        self.layers = q_layers(obs_dim, action_dim, hidden_sizes, **options)
 
     @classmethod
     def build(cls, spec: EnvSpec, hyper: TransitionValueBasedConfig) -> MLPQNetwork:

@@ -1,4 +1,4 @@
-"""The networks of DrQ: an actor and critics that see images, each with an encoder of its own."""
+"""The networks of DrQ: an actor and critics that see images, each with a separate encoder."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class PixelActor(nn.Module):
         self.layers = MLP((features, *hidden_sizes, 2 * action_dim))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Outputs for images (batch, channels, height, width) of bytes."""
+        """Outputs for uint8 images (batch, channels, height, width)."""
         if self.convolutions is None:
-            seen = self._borrowed[0](images).detach()
+            features = self._borrowed[0](images).detach()
         else:
-            seen = self.convolutions(images)
-        outputs: Tensor = self.layers(self.features(seen))
+            features = self.convolutions(images)
+        outputs: Tensor = self.layers(self.features(features))
         return outputs
 
 
@@ -88,8 +88,8 @@ class PixelCritics(nn.Module):
 
     def forward(self, images: Tensor, action: Tensor) -> Tensor:
         """Values of all critics."""
-        seen = self.features(self.convolutions(images))
-        numbers: Tensor = self.layers(torch.cat([seen, action], 1))
+        features = self.features(self.convolutions(images))
+        numbers: Tensor = self.layers(torch.cat([features, action], 1))
         return numbers
 
 
@@ -104,17 +104,18 @@ class CNNDrQModel(nn.Module):
     def build(cls, spec: EnvSpec, hyper: DrQConfig) -> CNNDrQModel:
         """The networks for an environment, as the hyper-parameters size them."""
         layers = ENCODERS[hyper.encoder]
-        seen = Convolutions(spec.obs_shape, layers)
+        convolutions = Convolutions(spec.obs_shape, layers)
         critics = PixelCritics(
-            seen,
+            convolutions,
             spec.action_dim,
             hyper.critic_sizes,
             features=hyper.feature_size,
             num_critics=hyper.num_critics,
         )
-        own = seen if hyper.tied_convolutions else Convolutions(spec.obs_shape, layers)
+        if not hyper.tied_convolutions:
+            convolutions = Convolutions(spec.obs_shape, layers)
         actor = PixelActor(
-            own,
+            convolutions,
             spec.action_dim,
             hyper.hidden_sizes,
             features=hyper.feature_size,
@@ -125,6 +126,6 @@ class CNNDrQModel(nn.Module):
         return model
 
     def q_values(self, images: Tensor, action: Tensor) -> Tensor:
-        """What each critic expects of actions (batch, action_dim): (batch, num_critics)."""
+        """Each critic's value of actions (batch, action_dim): (batch, num_critics)."""
         values: Tensor = self.critics(images, action)[:, :, 0].T
         return values

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class FeatureActor(nn.Module):
-    """Actions (batch, action_dim) in [-1, 1] for what the encoder sees."""
+    """Actions (batch, action_dim) in [-1, 1] for the encoder's features."""
 
     def __init__(
         self, inputs: int, action_dim: int, hidden_sizes: Sequence[int], *, features: int = 50
@@ -31,13 +31,13 @@ class FeatureActor(nn.Module):
         self.features = NormalizedFeatures(inputs, features)
         self.layers = MLP((features, *hidden_sizes, action_dim))
 
-    def forward(self, seen: Tensor) -> Tensor:
+    def forward(self, features: Tensor) -> Tensor:
         """Actions."""
-        return torch.tanh(self.layers(self.features(seen)))
+        return torch.tanh(self.layers(self.features(features)))
 
 
 class FeatureCritics(nn.Module):
-    """Values (members, batch, 1) of actions for what the encoder sees."""
+    """Values (members, batch, 1) of actions for the encoder's features."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class FeatureCritics(nn.Module):
         self.features = NormalizedFeatures(inputs, features)
         self.layers = EnsembleMLP(num_critics, (features + action_dim, *hidden_sizes, 1))
 
-    def forward(self, seen: Tensor, action: Tensor) -> Tensor:
+    def forward(self, features: Tensor, action: Tensor) -> Tensor:
         """Values."""
-        values: Tensor = self.layers(torch.cat([self.features(seen), action], 1))
+        values: Tensor = self.layers(torch.cat([self.features(features), action], 1))
         return values
 
 
@@ -78,6 +78,6 @@ class CNNDrQv2Model(nn.Module):
         return model
 
     def q_values(self, images: Tensor, action: Tensor) -> Tensor:
-        """What each critic expects of actions (batch, action_dim): (batch, num_critics)."""
+        """Each critic's value of actions (batch, action_dim): (batch, num_critics)."""
         values: Tensor = self.critics(self.encoder(images), action)[:, :, 0].T
         return values

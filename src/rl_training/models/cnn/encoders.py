@@ -1,4 +1,4 @@
-"""Networks that turn images of bytes into features."""
+"""Networks that turn uint8 images into features."""
 
 from __future__ import annotations
 
@@ -65,17 +65,17 @@ class NatureCNN(nn.Module):
         super().__init__()
         self.convolutions = Convolutions(shape, NATURE)
         sizes = (self.convolutions.size, *hidden_sizes)
-        self.layers = MLP(sizes, features=True) if hidden_sizes else None
+        self.layers = MLP(sizes, activate_last=True) if hidden_sizes else None
         self.size = sizes[-1]
 
     def forward(self, images: Tensor) -> Tensor:
         """Features (batch, size)."""
-        seen: Tensor = self.convolutions(images)
-        return seen if self.layers is None else self.layers(seen)
+        features: Tensor = self.convolutions(images)
+        return features if self.layers is None else self.layers(features)
 
 
 class NormalizedFeatures(nn.Module):
-    """What DrQ puts behind its convolutions: a small linear layer, normalised and squashed."""
+    """The layer after DrQ's convolutions: small, linear, normalised and squashed by tanh."""
 
     def __init__(self, inputs: int, features: int = 50) -> None:
         super().__init__()
@@ -90,8 +90,9 @@ def init_orthogonal(module: nn.Module, gain: float = 1.0) -> None:
     """Orthogonal weights, larger by `gain` and in convolutions by sqrt(2), and biases of zero."""
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
-            own = math.sqrt(2) if isinstance(layer, nn.Conv2d) else gain
-            nn.init.orthogonal_(layer.weight, own)
+            nn.init.orthogonal_(
+                layer.weight, math.sqrt(2) if isinstance(layer, nn.Conv2d) else gain
+            )
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
         elif isinstance(layer, Layers):

@@ -25,14 +25,14 @@ Hyper = TypeVar("Hyper")
 
 
 class ImageQNetwork(nn.Module):
-    """Convolutions, and a network of their features that says what each action is worth."""
+    """Convolutions, and a Q-network of their features."""
 
     def __init__(self, convolutions: Convolutions, head: Any) -> None:
         super().__init__()
         self.convolutions, self.head = convolutions, head
 
     def forward(self, images: Tensor) -> Tensor:
-        """What the head gives for images (batch, channels, height, width) of bytes."""
+        """The head's outputs for uint8 images (batch, channels, height, width)."""
         numbers: Tensor = self.head(self.convolutions(images))
         return numbers
 
@@ -70,8 +70,8 @@ class ImageActorCritic(nn.Module):
 
     def policy_and_value(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Both, with the shared layers gone through once."""
-        seen = self.encoder(images)
-        return self.actor(seen), self.critic(seen).squeeze(-1)
+        features = self.encoder(images)
+        return self.actor(features), self.critic(features).squeeze(-1)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Policy outputs and values."""

@@ -24,7 +24,7 @@ class Memory(nn.Module):
     ) -> None:
         super().__init__()
         sizes = (obs_dim, *hidden_sizes)
-        self.encoder = MLP(sizes, activation="tanh", features=True) if hidden_sizes else None
+        self.encoder = MLP(sizes, activation="tanh", activate_last=True) if hidden_sizes else None
         if self.encoder is not None:
             self.encoder.init_orthogonal(last_gain=2**0.5)
         self.core = RecurrentCore(sizes[-1], core_size, core)

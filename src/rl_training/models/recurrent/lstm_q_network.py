@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor, nn
 
 from rl_training.data.types import EnvSpec
-from rl_training.models.blocks import MLP, action_layers
+from rl_training.models.blocks import MLP, q_layers
 from rl_training.models.recurrent.core import CoreKind, RecurrentCore, State, reset_state
 
 if TYPE_CHECKING:
@@ -47,10 +47,11 @@ class LSTMQNetwork(nn.Module):
         sizes = (obs_dim, *hidden_sizes)
         self.encoder: MLP | None = None
         if hidden_sizes:
-            self.encoder = MLP(sizes, features=True, layer_norm=options.get("layer_norm", False))
+            layer_norm = options.get("layer_norm", False)
+            self.encoder = MLP(sizes, activate_last=True, layer_norm=layer_norm)
         self.core = RecurrentCore(sizes[-1], core_size, core)
         streams = (core_size,) if options.get("dueling") else ()
-        self.head = action_layers(core_size, action_dim, streams, **options)
+        self.head = q_layers(core_size, action_dim, streams, **options)
 
     @classmethod
     def build(cls, spec: EnvSpec, hyper: DRQNConfig) -> LSTMQNetwork:
