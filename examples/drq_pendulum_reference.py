@@ -28,7 +28,7 @@ WARM_UP, OUTPUT = 500, Path("runs/drq_pendulum")
 
 
 class Policy(nn.Sequential):
-    """The action for images of bytes: the mean that the actor gives, squashed into [-1, 1]."""
+    """The action for uint8 images: the mean that the actor gives, squashed into [-1, 1]."""
 
     def forward(self, images: Tensor) -> Tensor:
         return torch.tanh(self[0](images).chunk(2, -1)[0])

@@ -103,7 +103,7 @@ def test_images_are_kept_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("algo", ["drq", "drqv2"])
 def test_what_it_cannot_take_is_refused(algo: str, tmp_path: Path) -> None:
-    with pytest.raises(IncompatibleEnv, match=f"{algo} takes channel-first images of bytes obs"):
+    with pytest.raises(IncompatibleEnv, match=f"{algo} takes channel-first uint8 images obs"):
         train_config(tiny_config(algo, tmp_path, env_id="Pendulum-v1", env_kwargs={}))
     with pytest.raises(
         IncompatibleEnv, match=f"{algo} takes one-dimensional bounded Box of floats actions"
@@ -159,7 +159,7 @@ def test_predict_takes_bytes_alone(tmp_path: Path) -> None:
     np.testing.assert_array_equal(action, agent.predict(image.astype(np.uint8))[0])
     np.testing.assert_array_equal(action, agent.predict(image.astype(float).tolist())[0])
     for wrong in (image / 255, image - 1, image + 1):
-        with pytest.raises(UsageError, match="expected an image of bytes, whole numbers from 0"):
+        with pytest.raises(UsageError, match="expected a uint8 image, whole numbers from 0"):
             agent.predict(wrong)
 
 
@@ -173,7 +173,7 @@ class FloatImages(gym.Env[np.ndarray, np.ndarray]):
 def test_an_algorithm_without_images_does_not_ask_for_other_ones(tmp_path: Path) -> None:
     with pytest.raises(IncompatibleEnv, match=r"\(config key `wrappers`\), such as FlattenObs"):
         train_config(tiny_config("sac", tmp_path, env_id=FloatImages))
-    with pytest.raises(IncompatibleEnv, match=r"Images have to be bytes \(uint8\) with their ch"):
+    with pytest.raises(IncompatibleEnv, match=r"Images have to be uint8 with their channels"):
         train_config(tiny_config("drq", tmp_path, env_id=FloatImages, env_kwargs={}))
 
 
@@ -206,7 +206,7 @@ def test_refusals_say_what_would_help(tmp_path: Path) -> None:
         "func": lambda image: np.moveaxis(image, 0, -1),
         "observation_space": gym.spaces.Box(0, 255, (20, 20, 3), np.uint8),
     }
-    with pytest.raises(IncompatibleEnv, match=r"Images have to be bytes .* channels first"):
+    with pytest.raises(IncompatibleEnv, match=r"Images have to be uint8 .* channels first"):
         train_drq(tiny_config("drq", tmp_path, wrappers=[{"TransformObservation": turn}]))
     config = tiny_config("drq", tmp_path, eval_env_kwargs={"sizes": 20})
     with pytest.raises(ConfigError, match=r"env_kwargs with eval_env_kwargs: .*'sizes'"):

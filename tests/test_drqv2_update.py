@@ -219,7 +219,7 @@ class Unfit(torch.nn.Module):
 
 
 class Scaled(torch.nn.Module):
-    """Eight features of bytes, and of nothing else."""
+    """Eight features of uint8 images, and of nothing else."""
 
     def __init__(self) -> None:
         super().__init__()

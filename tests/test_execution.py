@@ -106,7 +106,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
         algorithm.execution = "compiled"
 
     monkeypatch.setattr(Algorithm, "compile", pretend)
-    monkeypatch.setattr(execution, "_compiler_trouble", lambda device: None)
+    monkeypatch.setattr(execution, "_compiler_error", lambda device: None)
 
 
 def recorded(run_dir: Path) -> str:
@@ -190,7 +190,7 @@ def test_what_learns_with_kernels_that_are_not_compiled_says_so(
     caplog.set_level(logging.WARNING)
     run_dir = train(tiny_config(algo, tmp_path, execution="compiled")).run_dir
     (record,) = caplog.records
-    assert record.getMessage().startswith("execution: eager, for the kernels ")
+    assert record.getMessage().startswith("execution: eager; torch.compile does not ")
     assert recorded(run_dir) == "eager"
 
 
@@ -203,7 +203,7 @@ def test_a_compiled_run_that_goes_on_without_a_compiler_is_not_exact(
         train(config, callbacks=[StopAt(100)])
     run_dir = stopped.value.result.run_dir
     assert recorded(run_dir) == "compiled"
-    monkeypatch.setattr(execution, "_compiler_trouble", lambda device: "no compiler")
+    monkeypatch.setattr(execution, "_compiler_error", lambda device: "no compiler")
     train(config, resume=run_dir)
     (entry,) = json.loads((run_dir / "metadata.json").read_text())["resumed_from"]
     assert entry == {
@@ -218,7 +218,7 @@ def test_an_error_without_words_is_told_by_its_name(monkeypatch: pytest.MonkeyPa
         raise NoCompiler
 
     monkeypatch.setattr(torch, "compile", broken)
-    assert execution._compiler_trouble(torch.device("cpu")) == "NoCompiler"
+    assert execution._compiler_error(torch.device("cpu")) == "NoCompiler"
 
 
 # Adam divides a gradient by its size plus an epsilon. With an epsilon of 1 a step is no further off
@@ -350,8 +350,8 @@ def test_what_was_compiled_is_kept_where_the_next_start_finds_it(
 ) -> None:
     monkeypatch.setattr(torch, "compile", lambda function: function)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert execution._compiler_trouble(torch.device("cpu")) is None
+    assert execution._compiler_error(torch.device("cpu")) is None
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] != str(tmp_path / "rl_training" / "inductor")
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
-    assert execution._compiler_trouble(torch.device("cpu")) is None
+    assert execution._compiler_error(torch.device("cpu")) is None
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "rl_training" / "inductor")

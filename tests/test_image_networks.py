@@ -137,7 +137,7 @@ def test_images_with_channels_last_are_refused(tmp_path: Path) -> None:
     last = gym.spaces.Box(0, 255, (40, 40, 3), np.uint8)
     turn = {"func": lambda image: np.moveaxis(image, 0, -1), "observation_space": last}
     wrapper = {"TransformObservation": turn}
-    with pytest.raises(IncompatibleEnv, match=r"dqn takes .*channel-first images of bytes"):
+    with pytest.raises(IncompatibleEnv, match=r"dqn takes .*channel-first uint8 images"):
         train_config(small("dqn", tmp_path, wrappers=[wrapper]))
 
 

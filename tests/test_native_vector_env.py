@@ -125,7 +125,7 @@ def test_scores_are_not_clipped_in_evaluations() -> None:
     """In MsPacman a dot is worth 10."""
     config = resolve_config("dqn/pong", overrides=["env_id=ALE/MsPacman-v5", "num_envs=1"]).config
     environments = Environments(config)
-    training, judged = environments.training(), environments.single()
+    training, judged = environments.training(), environments.evaluation()
     training.reset(seed=0)
     judged.reset(seed=0)
     clipped = max(float(training.step(np.array([3]))[1][0]) for _ in range(100))

@@ -274,7 +274,7 @@ def test_replay_keeps_raw_observations_and_updates_see_normalised_ones(tmp_path:
 
 
 def test_normalised_rewards_are_refused_where_rewards_are_kept_in_replay(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="normalize_rewards: dqn keeps rewards in replay"):
+    with pytest.raises(ConfigError, match="normalize_rewards: dqn stores raw rewards"):
         train(config("dqn", tmp_path, normalize_rewards=True))
     assert not list(tmp_path.iterdir())
 

@@ -22,7 +22,7 @@ class C51(ManagedAlgorithm):
 
 
 class DRQN(ManagedAlgorithm):
-    """DQN with a memory (Hausknecht & Stone, 2015)."""
+    """Recurrent DQN (Hausknecht & Stone, 2015)."""
 
     algo_name = "drqn"
 
@@ -34,7 +34,7 @@ class PPO(ManagedAlgorithm):
 
 
 class RecurrentPPO(ManagedAlgorithm):
-    """PPO with a memory."""
+    """Recurrent PPO."""
 
     algo_name = "recurrent_ppo"
 

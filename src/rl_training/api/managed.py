@@ -159,7 +159,7 @@ class ManagedAlgorithm:
             raise UsageError(f"episodes: expected a whole number from 1 on, found {episodes!r}")
         with threads(self.config):
             agent = self._current_agent()
-            evaluator = Evaluator(self._environments().single, agent.adapter)
+            evaluator = Evaluator(self._environments().evaluation, agent.adapter)
             try:
                 return evaluator.evaluate(
                     agent.greedy,
@@ -257,7 +257,7 @@ class ManagedAlgorithm:
         with ExitStack() as stack:
             env = environments.source
             if not environments.prebuilt:
-                env = environments.single()
+                env = environments.evaluation()
                 stack.callback(env.close)
             spaces, frames = _spaces(env), stacked_frames(env)
         check_spaces(self._spec(), environments.name, *spaces)

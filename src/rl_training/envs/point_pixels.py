@@ -27,7 +27,7 @@ def register() -> None:
 class PointPixels(gym.Env[np.ndarray, np.ndarray]):
     """A point and a target on a square; actions move the point.
 
-    Observations are images (3, size, size) of bytes, and one image shows all there is to know. The
+    Observations are uint8 images (3, size, size), and one image shows all there is to know. The
     reward of a step is 1 less the distance to the target, or 0 where that is more than 1; the
     square's sides are 2 long. An episode ends by its time limit alone.
     """

@@ -1,7 +1,7 @@
-"""Between Gymnasium's spaces and the arrays the algorithms see.
+"""Converts between Gymnasium's spaces and the arrays the algorithms see.
 
 Observations become float32 vectors (boxes flattened, choices one-hot, dictionaries side by side) or
-images of bytes; actions become what the environment takes. `SpaceAdapter` does both for one
+uint8 images; actions become what the environment takes. `SpaceAdapter` does both for one
 environment, with a codec for each of its spaces.
 """
 
@@ -45,7 +45,7 @@ class SpaceAdapter:
             env_id=env_id,
             obs_shape=self._obs_codec.shape,
             obs_dtype=self._obs_codec.dtype,
-            frames=frames if _divides(self._obs_codec.shape, frames) else 1,
+            frames=frames if _is_frame_stack(self._obs_codec.shape, frames) else 1,
             **self._action_codec.sizes,
         )
 
@@ -68,7 +68,7 @@ class SpaceAdapter:
         return self._action_codec.decode(action)
 
 
-def _divides(shape: Sequence[int], frames: int) -> bool:
+def _is_frame_stack(shape: Sequence[int], frames: int) -> bool:
     """Whether an observation can be a stack of that many images."""
     return len(shape) == 3 and shape[0] % frames == 0
 
@@ -93,7 +93,7 @@ class ObservationCodec(Protocol):
 def observation_kind(space: spaces.Space[Any]) -> str:
     """`vector` for what becomes a vector, `image`, `other image`, or the space's name.
 
-    An image is (channels, height, width) of bytes, and has fewer channels than rows and columns.
+    An image is uint8 (channels, height, width), and has fewer channels than rows and columns.
     """
     if isinstance(space, spaces.Box) and 0 in space.shape:
         return "empty Box"
@@ -135,7 +135,7 @@ class VectorCodec:
     dtype = "float32"
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        self._given = shape
+        self._raw_shape = shape
         self.shape: tuple[int, ...] = (math.prod(shape),)
 
     def encode(self, obs: object) -> np.ndarray:
@@ -149,11 +149,11 @@ class VectorCodec:
 
     def is_batch(self, obs: object) -> bool:
         """By its shape."""
-        return _is_batch(_numbers(obs), self._given)
+        return _is_batch(_numbers(obs), self._raw_shape)
 
 
 class ImageCodec(VectorCodec):
-    """Images of bytes, unchanged."""
+    """uint8 images, unchanged."""
 
     dtype = "uint8"
 
@@ -166,15 +166,15 @@ class ImageCodec(VectorCodec):
         return np.array(obs, dtype=np.uint8)
 
     def is_batch(self, obs: object) -> bool:
-        """By its shape; numbers that are no bytes are refused."""
+        """By its shape; numbers that do not fit uint8 are refused."""
         numbers = _numbers(obs)
         if numbers.dtype != np.uint8 and not np.array_equal(numbers, numbers.astype(np.uint8)):
             raise UsageError(
-                "observation: expected an image of bytes, whole numbers from 0 to 255, found "
+                "observation: expected a uint8 image, whole numbers from 0 to 255, found "
                 f"numbers from {numbers.min():g} to {numbers.max():g}; if they are scaled, "
                 "multiply them by 255 and round"
             )
-        return _is_batch(numbers, self._given)
+        return _is_batch(numbers, self._raw_shape)
 
 
 class OneHotCodec:
@@ -190,7 +190,7 @@ class OneHotCodec:
         """A row of zeros and a one per choice."""
         choice = np.asarray(obs, dtype=np.int64) - self.start
         if ((choice < 0) | (choice >= self.shape[0])).any():  # a negative index would be taken
-            raise EnvError(self._no_choice(obs))
+            raise EnvError(self._out_of_range(obs))
         rows = np.zeros((len(choice), *self.shape), np.float32)
         rows[np.arange(len(choice)), choice] = 1.0
         return rows
@@ -205,10 +205,10 @@ class OneHotCodec:
         whole = numbers == np.floor(numbers)
         inside = (numbers >= self.start) & (numbers < self.start + self.shape[0])
         if not (whole & inside).all():
-            raise UsageError(self._no_choice(obs))
+            raise UsageError(self._out_of_range(obs))
         return _is_batch(numbers, ())
 
-    def _no_choice(self, obs: object) -> str:
+    def _out_of_range(self, obs: object) -> str:
         last = self.start + self.shape[0] - 1
         return f"observation: expected integers from {self.start} to {last}, found {str(obs)[:80]}"
 
@@ -302,21 +302,23 @@ def action_kind(space: spaces.Space[Any]) -> str:
 
 
 def action_codec(space: spaces.Space[Any]) -> ActionCodec:
-    """The codec of a space with one of the four kinds."""
+    """The codec of a space whose kind is in `spec.ACTIONS`."""
     if isinstance(space, spaces.Discrete):
         sizes: dict[str, Any] = {"num_actions": int(space.n)}
-        return ChoiceCodec("discrete", sizes, int(space.start), space.dtype)
+        return DiscreteActionCodec("discrete", sizes, int(space.start), space.dtype)
     if isinstance(space, spaces.MultiDiscrete):
         parts = tuple(int(n) for n in space.nvec)
         sizes = {"action_sizes": parts, "action_dim": len(parts)}
-        return ChoiceCodec("multi_discrete", sizes, space.start, space.dtype)
+        return DiscreteActionCodec("multi_discrete", sizes, space.start, space.dtype)
     if isinstance(space, spaces.MultiBinary):
-        return ChoiceCodec("multi_binary", {"action_dim": int(space.shape[0])}, 0, space.dtype)
+        return DiscreteActionCodec(
+            "multi_binary", {"action_dim": int(space.shape[0])}, 0, space.dtype
+        )
     assert isinstance(space, spaces.Box), space
-    return NumbersCodec(space)
+    return BoxActionCodec(space)
 
 
-class ChoiceCodec:
+class DiscreteActionCodec:
     """Choices counted from zero, shifted to where the environment starts counting."""
 
     def __init__(
@@ -333,7 +335,7 @@ class ChoiceCodec:
         return choices + self._start if self._shifts else choices
 
 
-class NumbersCodec:
+class BoxActionCodec:
     """Numbers in [-1, 1], scaled to the bounds and clipped; unbounded ones pass unchanged.
 
     Where only one side is bounded, -1 (or 1) is that bound and the other end is 2 away from it.

@@ -44,7 +44,7 @@ CONFIG_NAME = "experiment.yaml"
 RESULT_NAME = "experiment.json"
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 30.0  # for the seeds to save after a signal
-MOST_SEEDS = 10_000
+MAX_SEEDS = 10_000
 
 _SEEDS = re.compile(r"\s*([0-9]{1,10})(?:-([0-9]{1,10}))?\s*")
 
@@ -155,7 +155,8 @@ class ExperimentManager:
         self.report(f"seed {seed}: {verb}")
         # What can be imported here can be imported there.
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
-        # Seeds side by side share the cores: threads that wait for each other's cores take them.
+        # Divide the cores among concurrent seeds: oversubscribed OpenMP threads spin while they
+        # wait.
         environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cpus() // self.jobs)))
         try:
             with self._log(seed).open("ab") as log:
@@ -237,8 +238,8 @@ def parse_seeds(text: str) -> list[int]:
         low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if high < low:
             raise UsageError(f"--seeds: expected seeds such as 0-4 or 0,3,7, found {text[:80]!r}")
-        if len(seeds) + high - low >= MOST_SEEDS:
-            raise UsageError(f"--seeds: expected at most {MOST_SEEDS} seeds, found {text[:80]!r}")
+        if len(seeds) + high - low >= MAX_SEEDS:
+            raise UsageError(f"--seeds: expected at most {MAX_SEEDS} seeds, found {text[:80]!r}")
         seeds += range(low, high + 1)
     if len(set(seeds)) != len(seeds):
         raise UsageError(f"--seeds: each seed may stand once, found {text[:80]!r}")

@@ -218,13 +218,13 @@ def _saved_config(source: Mapping[str, Any] | Path, spec: AlgorithmSpec) -> Trai
 
 
 def _planned_total(checkpoint: Checkpoint, spec: AlgorithmSpec) -> int | None:
-    from rl_training.runtime.resume import home_of
+    from rl_training.runtime.resume import run_directory_of
 
-    home = home_of(checkpoint)
-    if home is None:
+    run_directory = run_directory_of(checkpoint)
+    if run_directory is None:
         return None
     try:
-        return _saved_config(home / "config.yaml", spec).total_timesteps
+        return _saved_config(run_directory / "config.yaml", spec).total_timesteps
     except ConfigError as error:
         logger.warning("the configuration of the checkpoint is used: %s", error)
         return None

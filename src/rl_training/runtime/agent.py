@@ -69,20 +69,20 @@ class Agent:
         first = _episode_starts(episode_start, len(encoded), single) | (state is None)
         initial = self.algorithm.initial_state(len(encoded))
         state = initial if state is None else _checked_state(state, initial)
-        acting = self.act(encoded, state, first, explore=not deterministic)
-        action = self.adapter.decode(acting.action)
-        return (action[0] if single else action), acting.state
+        result = self.act(encoded, state, first, explore=not deterministic)
+        action = self.adapter.decode(result.action)
+        return (action[0] if single else action), result.state
 
     def check_spaces(self, observation: gym.Space[Any], action: gym.Space[Any]) -> None:
         """Refuse to be used with spaces that are not this agent's."""
-        for name, other, mine in (
+        for name, given, expected in (
             ("observation", observation, self.adapter.observation),
             ("action", action, self.adapter.action),
         ):
-            if other != mine:
+            if given != expected:
                 raise CheckpointError(
-                    f"the {name} spaces differ: the agent's is {mine}, the other is {other}; a "
-                    "checkpoint goes with the environment it was trained on"
+                    f"the {name} spaces differ: the agent's is {expected}, the other is {given}; "
+                    "a checkpoint goes with the environment it was trained on"
                 )
 
     def parts(self) -> dict[str, Any]:

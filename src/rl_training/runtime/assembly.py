@@ -39,7 +39,7 @@ logger = logging.getLogger("rl_training")
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """What is decided before a run is built."""
+    """A run's validated inputs."""
 
     spec: AlgorithmSpec
     config: TrainConfig
@@ -75,19 +75,19 @@ class Environments:
             wrappers=self.config.wrappers,
         )
 
-    def single(self) -> gym.Env[Any, Any]:
-        """One environment of its own, for evaluation."""
-        own = self.config.eval_env_kwargs
+    def evaluation(self) -> gym.Env[Any, Any]:
+        """A dedicated evaluation environment."""
+        eval_kwargs = self.config.eval_env_kwargs
         if not self.prebuilt:
             try:
                 return make_env(
                     self.source,
-                    env_kwargs=self.config.env_kwargs | own,
+                    env_kwargs=self.config.env_kwargs | eval_kwargs,
                     wrappers=self.config.wrappers,
                     vectorization=self.config.vectorization,
                 )
             except ConfigError as error:
-                if own and str(error).startswith("env_kwargs:"):
+                if eval_kwargs and str(error).startswith("env_kwargs:"):
                     raise ConfigError(f"env_kwargs with eval_{error}") from error
                 raise
         source, why = self.source, "it is not registered"
@@ -162,25 +162,29 @@ def build(plan: RunPlan) -> Components:
 
 
 def assemble(
-    plan: RunPlan, parts: Components, directory: Path, log: MetricsLog, interrupts: Interrupts
+    plan: RunPlan,
+    components: Components,
+    directory: Path,
+    log: MetricsLog,
+    interrupts: Interrupts,
 ) -> TrainingRun:
     """The run at step 0."""
-    config, hyper, algorithm = plan.config, plan.hyper, parts.agent.algorithm
+    config, hyper, algorithm = plan.config, plan.hyper, components.agent.algorithm
     _warn_of_normalizing_wrappers(config)
-    _announce(parts.buffer, parts.level)
+    _announce(components.buffer, components.level)
     run = TrainingRun(
         config=config,
         hyper=hyper,
         directory=directory,
-        agent=parts.agent,
-        collector=parts.collector,
-        buffer=parts.buffer,
+        agent=components.agent,
+        collector=components.collector,
+        buffer=components.buffer,
         progress=Progress(
             config.total_timesteps,
             learning_starts=plan.spec.loop.learning_starts(hyper),
             replay_ratio=plan.spec.loop.replay_ratio(hyper),
         ),
-        evaluator=parts.evaluator,
+        evaluator=components.evaluator,
         metrics_log=log,
         callbacks=(
             *plan.callbacks,
@@ -188,11 +192,11 @@ def assemble(
             Evaluate(config.eval_interval),
             SaveCheckpoint(config.checkpoint_interval),
         ),
-        level=parts.level.level,
-        level_reason=parts.level.reason,
+        level=components.level.level,
+        level_reason=components.level.reason,
         interrupts=interrupts,
     )
-    num_envs = parts.collector.num_envs
+    num_envs = components.collector.num_envs
     run.collector.reset(env_seeds(config.seed, num_envs), algorithm.initial_state(num_envs))
     return run
 
@@ -202,8 +206,8 @@ def _buffer_options(plan: RunPlan) -> dict[str, Any]:
         return {}
     if not plan.spec.normalizes_rewards:
         raise ConfigError(
-            f"normalize_rewards: {plan.spec.name} keeps rewards in replay as they are and cannot "
-            "normalise them; leave the key out"
+            f"normalize_rewards: {plan.spec.name} stores raw rewards and cannot normalise them; "
+            "leave the key out"
         )
     return {"normalize_rewards": True}
 
@@ -233,22 +237,22 @@ def _evaluator(environments: Environments, adapter: SpaceAdapter) -> Evaluator |
     config = environments.config
     if not config.eval_interval and not config.final_eval_episodes:
         return None
-    return Evaluator(partial(_judging, environments, adapter), adapter)
+    return Evaluator(partial(_evaluation_env, environments, adapter), adapter)
 
 
-def _judging(environments: Environments, adapter: SpaceAdapter) -> gym.Env[Any, Any]:
-    """An environment of evaluations, whose spaces are those of training."""
-    env = environments.single()
-    for name, mine, other in (
+def _evaluation_env(environments: Environments, adapter: SpaceAdapter) -> gym.Env[Any, Any]:
+    """An evaluation environment; its spaces must be those of training."""
+    env = environments.evaluation()
+    for name, actual, expected in (
         ("observation", env.observation_space, adapter.observation),
         ("action", env.action_space, adapter.action),
     ):
-        if mine != other:
+        if actual != expected:
             env.close()
             key = "eval_env_kwargs" if environments.config.eval_env_kwargs else "env_id"
             raise ConfigError(
-                f"{key}: expected evaluations in the {name} space of training, {other}, found "
-                f"{mine}; what is built for evaluation must have the same spaces"
+                f"{key}: expected evaluations in the {name} space of training, {expected}, "
+                f"found {actual}; what is built for evaluation must have the same spaces"
             )
     return env
 

@@ -145,7 +145,7 @@ class LogMetrics(Periodic):
 
 
 class Evaluate(Periodic):
-    """Evaluates the policy before the end of the run, where `train` does it.
+    """Evaluates at each interval; the final evaluation is `train`'s.
 
     An evaluation that a signal interrupted is repeated when the run is resumed.
     """
@@ -169,7 +169,7 @@ class Evaluate(Periodic):
 
 
 class SaveCheckpoint(Periodic):
-    """Saves the run before its end, where `train` does it."""
+    """Saves at each interval; the final checkpoint is `train`'s."""
 
     def act(self, run: TrainingRun) -> None:
         """Save unless the run is over; where environments cannot be saved, cut their episodes."""

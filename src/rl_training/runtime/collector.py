@@ -55,7 +55,8 @@ class Collector(Stateful):
         self.envs = envs
         self.adapter = adapter
         self.num_envs = envs.num_envs
-        # The metadata may be those of a class, of which another one has written them.
+        # `metadata` may be a class attribute that another instance has overwritten; the attribute
+        # wins.
         declared = envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
         self.mode = AutoresetMode(getattr(envs.unwrapped, "autoreset_mode", declared))
         self.steps = 0
@@ -78,7 +79,7 @@ class Collector(Stateful):
             obs, _ = envs.reset(seed=cast("int", seeds if one_each else seeds[0]))
         except Exception as error:
             raise self._env_error("reset", error) from error
-        self._obs = self._checked(self.adapter.encode(obs))
+        self._obs = self._require_finite(self.adapter.encode(obs))
         self._first = self._all_rows.copy()
         self._resetting = self._no_rows.copy()  # NEXT_STEP: the coming step only resets these
         self._state = tuple(np.array(part) for part in state)  # a resume writes into it
@@ -88,10 +89,10 @@ class Collector(Stateful):
     def step(self, act: Act) -> Transitions:
         """Act once in every environment."""
         obs, first, state = self._obs, self._first, self._state
-        acting = act(obs, state, first)
+        result = act(obs, state, first)
         try:
             raw, reward, terminated, truncated, info = self.envs.step(
-                self.adapter.decode(acting.action)
+                self.adapter.decode(result.action)
             )
         except Exception as error:
             raise self._env_error("step", error) from error
@@ -101,14 +102,14 @@ class Collector(Stateful):
             valid = ~self._resetting
             done &= valid
         ended = np.count_nonzero(done)
-        next_obs = upcoming = self.adapter.encode(raw)
+        next_obs = reset_obs = self.adapter.encode(raw)
         if ended and self.mode is not AutoresetMode.NEXT_STEP:
-            next_obs, upcoming = self._around_the_end(next_obs, done, info)
-        reward, next_obs = self._checked_reward(reward, valid), self._checked(next_obs)
+            next_obs, reset_obs = self._final_and_reset_obs(next_obs, done, info)
+        reward, next_obs = self._checked_reward(reward, valid), self._require_finite(next_obs)
         ends = terminated, truncated
-        states = state, acting.state
-        step = Transitions(obs, acting.action, reward, next_obs, *ends, first, valid, *states)
-        self._obs, self._state = upcoming, acting.state
+        states = state, result.state
+        step = Transitions(obs, result.action, reward, next_obs, *ends, first, valid, *states)
+        self._obs, self._state = reset_obs, result.state
         if self.mode is AutoresetMode.NEXT_STEP:
             self._first, self._resetting = self._resetting, done
         else:
@@ -116,7 +117,7 @@ class Collector(Stateful):
         self._count(step, done if ended else None)
         return step
 
-    def _around_the_end(
+    def _final_and_reset_obs(
         self, obs: np.ndarray, done: np.ndarray, info: dict[str, Any]
     ) -> tuple[np.ndarray, np.ndarray]:
         """The true successors, and the observations the next step starts from."""
@@ -124,12 +125,12 @@ class Collector(Stateful):
             final = obs.copy()
             for row in np.flatnonzero(done):
                 final[row] = self.adapter.encode_one(info["final_obs"][row])
-            return final, self._checked(obs)
+            return final, self._require_finite(obs)
         try:
             restarted, _ = self.envs.reset(options={"reset_mask": done})
         except Exception as error:
             raise self._env_error("reset", error) from error
-        return obs, self._checked(self.adapter.encode(restarted))
+        return obs, self._require_finite(self.adapter.encode(restarted))
 
     def _count(self, step: Transitions, done: np.ndarray | None) -> None:
         self.steps += 1
@@ -148,7 +149,7 @@ class Collector(Stateful):
         self._returns[done] = 0.0
         self._lengths[done] = 0
 
-    def _checked(self, obs: np.ndarray) -> np.ndarray:
+    def _require_finite(self, obs: np.ndarray) -> np.ndarray:
         if obs.dtype.kind == "f" and np.count_nonzero(np.isfinite(obs)) < obs.size:
             self._refuse("observation", ~np.isfinite(obs.reshape(len(obs), -1)).all(1))
         return obs

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _PLAIN = {
     "vector": "Box vectors, Discrete, flat Dict",
-    "image": "channel-first images of bytes",
+    "image": "channel-first uint8 images",
     "discrete": "Discrete",
     "continuous": "one-dimensional bounded Box of floats",
     "multi_discrete": "one-dimensional MultiDiscrete",
@@ -57,7 +57,7 @@ def _advice(what: str, kinds: tuple[str, str], taken: frozenset[str]) -> str:
     advice = f"Algorithms that would work: {', '.join(fitting)}." if fitting else ""
     if what == "observations" and kinds[0] == "other image" and "image" in taken:
         return (
-            "Images have to be bytes (uint8) with their channels first, (channels, height, width), "
+            "Images have to be uint8 with their channels first, (channels, height, width), "
             "and have fewer channels than rows and columns. In Python Gymnasium's "
             "TransformObservation turns them; larger images or a shorter stack have room for more "
             "channels."

@@ -71,8 +71,8 @@ class EpisodePlayer:
             obs[row] = self._reset(row, seed, row)
         first, state = np.ones(rows, np.bool_), initial_state(rows)
         while active := [row for row in range(rows) if episode_of[row] < episodes]:
-            acting = act(obs, state, first)
-            actions, state = self._adapter.decode(acting.action), acting.state
+            result = act(obs, state, first)
+            actions, state = self._adapter.decode(result.action), result.state
             first = np.zeros(rows, np.bool_)
             steps = []
             for row in active:

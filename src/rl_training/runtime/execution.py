@@ -24,7 +24,7 @@ logger = logging.getLogger("rl_training")
 ONE_THREAD_WORK = 6_000_000
 """Multiplications in a layer's product up to which a second thread costs more than it gives."""
 
-_torchs_own: ContextVar[int] = ContextVar("the number of threads before `threads` changed it")
+_threads_before: ContextVar[int] = ContextVar("the number of threads before `threads` changed it")
 
 
 @contextmanager
@@ -33,19 +33,19 @@ def threads(config: TrainConfig, saved: int | None = None) -> Iterator[None]:
 
     They are torch's; NumPy's products take one, for two pools would wait for each other. `saved`
     is the number that a run to be resumed had: `auto` keeps it, so that the numbers come out equal.
-    Of a network of the user's own `auto` knows nothing, and changes nothing.
+    Of a custom network `auto` knows nothing, and changes nothing.
     """
     before = torch.get_num_threads()
     wanted = config.threads
     if wanted == "auto":
         wanted = saved or (1 if config.algo_kwargs["network"] is None else before)
     torch.set_num_threads(wanted)
-    token = _torchs_own.set(before)
+    token = _threads_before.set(before)
     try:
         with threadpool_limits(1, user_api="blas"):
             yield
     finally:
-        _torchs_own.reset(token)
+        _threads_before.reset(token)
         torch.set_num_threads(before)
 
 
@@ -79,22 +79,22 @@ def _add_threads_for(algorithm: Algorithm, batch_size: int) -> None:
     modules = (module for network in networks for module in network.modules())
     work = max([work, *(module.work for module in modules if isinstance(module, Convolutions))])
     if batch_size * work > ONE_THREAD_WORK:
-        torch.set_num_threads(_torchs_own.get())
+        torch.set_num_threads(_threads_before.get())
 
 
 def _compile(algorithm: Algorithm) -> None:
     if not algorithm.compiles:
         name = type(algorithm).__name__
-        logger.warning("execution: eager, for the kernels %s learns with are not compiled", name)
+        logger.warning("execution: eager; torch.compile does not speed up %s", name)
         return
-    trouble = _compiler_trouble(algorithm.device)
-    if trouble is None:
+    reason = _compiler_error(algorithm.device)
+    if reason is None:
         algorithm.compile()
     else:
-        logger.warning("execution: eager, for torch.compile does not work here (%s)", trouble)
+        logger.warning("execution: eager, for torch.compile does not work here (%s)", reason)
 
 
-def _compiler_trouble(device: torch.device) -> str | None:
+def _compiler_error(device: torch.device) -> str | None:
     """Why a small function cannot be compiled, in one line; None if it can."""
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     # Where a second start finds what the first one compiled; the default is lost at a reboot.

@@ -27,7 +27,7 @@ def check_losses(algorithm: Algorithm) -> None:
     are what `update` would give it, so a class that has another `update` than the class of its
     `example_inputs` is not tried.
     """
-    if not _gives_what_update_does(type(algorithm)):
+    if not _examples_match_update(type(algorithm)):
         return
     kind = type(algorithm).__name__
     for name, value in vars(algorithm).items():
@@ -36,7 +36,7 @@ def check_losses(algorithm: Algorithm) -> None:
                 f"{kind}.{name} is a parameter that nothing trains: {kind}.update trains its "
                 "networks; make it a parameter of the network, or give it an Optimizer in an update"
             )
-    with _state_kept(algorithm):
+    with _state_restored(algorithm):
         examples = _call(f"{kind}.example_inputs", algorithm.example_inputs)
         networks = algorithm.networks().values()
         for network in networks:
@@ -55,7 +55,7 @@ def check_losses(algorithm: Algorithm) -> None:
                 )
 
 
-def _gives_what_update_does(kind: type[Algorithm]) -> bool:
+def _examples_match_update(kind: type[Algorithm]) -> bool:
     examples, update = (
         next(base for base in kind.__mro__ if name in vars(base))
         for name in ("example_inputs", "update")
@@ -64,7 +64,7 @@ def _gives_what_update_does(kind: type[Algorithm]) -> bool:
 
 
 @contextmanager
-def _state_kept(algorithm: Algorithm) -> Iterator[None]:
+def _state_restored(algorithm: Algorithm) -> Iterator[None]:
     """Context after which the algorithm and the global generators are as before, bit for bit."""
     attributes, state = dict(vars(algorithm)), copy.deepcopy(algorithm.state_dict())
     modules = [m for network in algorithm.networks().values() for m in network.modules()]

@@ -1,4 +1,4 @@
-"""What a run asks of its process: to stop in order at a signal, and to keep freed memory."""
+"""Process-level settings: clean shutdown on signals, memory that glibc keeps."""
 
 from __future__ import annotations
 

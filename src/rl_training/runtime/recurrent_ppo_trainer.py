@@ -1,4 +1,4 @@
-"""Recurrent PPO's registry entry: PPO's with a memory, for vectors."""
+"""Recurrent PPO's registry entry; vector observations only."""
 
 from dataclasses import replace
 

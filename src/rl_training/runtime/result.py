@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # an outcome can be named without loading what makes one
     from rl_training.storage.checkpoints import Checkpoint
 
 # What the last bits of a number depend on. A compiled run may have to go on eagerly.
-LAST_BITS = ("device", "threads", "execution")
+ROUNDING_KEYS = ("device", "threads", "execution")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ def resume_entry(
         entry |= {"exact": False, "extended": {"from": planned, "to": config.total_timesteps}}
     changed = {
         key: {"from": checkpoint.info[key], "to": session[key]}
-        for key in LAST_BITS
+        for key in ROUNDING_KEYS
         if key in checkpoint.info and key in session and checkpoint.info[key] != session[key]
     }
     if changed:
@@ -143,14 +143,14 @@ def failure(run: TrainingRun, error: Exception) -> Exception:
     where, and how to go on.
     """
     if isinstance(error, EnvError | NonFiniteError):
-        error = type(error)(f"{str(error).rstrip()}\n{_what_is_left(run)}")
+        error = type(error)(f"{str(error).rstrip()}\n{_recovery_hint(run)}")
     with suppress(RLTrainingError):  # of two errors the first is the one to tell
         summary = _result(run, "failed", {}).summary()
         write_json(run.directory / SUMMARY_NAME, summary | {"error": str(error)})
     return error
 
 
-def _what_is_left(run: TrainingRun) -> str:
+def _recovery_hint(run: TrainingRun) -> str:
     where, trouble = f"The run directory is {run.directory}", ""
     try:
         run.save_after_failure()

@@ -162,11 +162,12 @@ def located(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, path=checkpoint.path.resolve())
 
 
-def home_of(checkpoint: Checkpoint) -> Path | None:
+def run_directory_of(checkpoint: Checkpoint) -> Path | None:
     """The run directory a `located` checkpoint lies in; None if it was copied out of one."""
-    home = checkpoint.path.parent.parent
-    inside = checkpoint.path.parent.name == "checkpoints" and (home / "config.yaml").exists()
-    return home if inside else None
+    checkpoints = checkpoint.path.parent
+    run_directory = checkpoints.parent
+    inside = checkpoints.name == "checkpoints" and (run_directory / "config.yaml").exists()
+    return run_directory if inside else None
 
 
 def unserialized_objects(values: object, key: str = "") -> Iterator[tuple[str, str]]:

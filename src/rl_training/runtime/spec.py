@@ -1,4 +1,4 @@
-"""What an algorithm is to the rest of the package: one frozen record."""
+"""`AlgorithmSpec`: the record through which the package knows an algorithm."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Lazy:
         return import_object(self.path)
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
-        """Call it."""
+        """Import and call."""
         return self.load()(*args, **kwargs)
 
 

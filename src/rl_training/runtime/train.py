@@ -22,9 +22,9 @@ from rl_training.runtime.result import (
 )
 from rl_training.runtime.resume import (
     checkpoint_to_resume,
-    home_of,
     refuse_unserialized,
     restore_run,
+    run_directory_of,
     saved_loop,
 )
 from rl_training.runtime.spec import AlgorithmSpec
@@ -69,7 +69,7 @@ def train(
     A SIGINT or SIGTERM saves a checkpoint and raises TrainingInterrupted.
     """
     hyper = check_hyper_parameters(spec.hyper, config.algo_kwargs)
-    # Whatever leads to the spec from anywhere: the run may be resumed by another process.
+    # Store a reference any process can resolve: another one may resume the run.
     config = config.with_changes(
         algo=portable_name(spec) or spec.name, algo_kwargs=hyper.model_dump()
     )
@@ -81,28 +81,28 @@ def train(
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
         stack.enter_context(threads(config, checkpoint.info.get("threads") if checkpoint else None))
-        parts = build(plan)
-        stack.callback(parts.close)
-        num_envs = parts.collector.num_envs
+        components = build(plan)
+        stack.callback(components.close)
+        num_envs = components.collector.num_envs
         updates = spec.loop.planned_updates(hyper, config.total_timesteps, num_envs)
-        set_execution(parts.agent.algorithm, config, hyper.batch_size, updates, checkpoint)
-        home = home_of(checkpoint) if checkpoint else None
-        directory = home or _new_directory(spec, config)
+        set_execution(components.agent.algorithm, config, hyper.batch_size, updates, checkpoint)
+        run_directory = run_directory_of(checkpoint) if checkpoint else None
+        directory = run_directory or _new_directory(spec, config)
         stack.enter_context(RunLock(directory))
-        saved_log = saved_loop(checkpoint)["metrics_log"] if checkpoint and home else None
+        saved_log = saved_loop(checkpoint)["metrics_log"] if checkpoint and run_directory else None
         log = stack.enter_context(closing(MetricsLog(directory, resume_from=saved_log)))
-        run = assemble(plan, parts, directory, log, interrupts)
+        run = assemble(plan, components, directory, log, interrupts)
         if checkpoint is not None:
             restore_run(run, checkpoint)
-            if home is None:
+            if run_directory is None:
                 run.checkpoint_path = run.saved_at = None  # this directory holds none yet
             else:
                 _set_aside_newer(run)
         write_records(run, checkpoint)
-        return _drive(run, spec)
+        return _run_to_end(run, spec)
 
 
-def _drive(run: TrainingRun, spec: AlgorithmSpec) -> TrainResult:
+def _run_to_end(run: TrainingRun, spec: AlgorithmSpec) -> TrainResult:
     _warn_if_nothing_is_learned(run, spec)
     try:
         for callback in run.callbacks:

@@ -107,7 +107,7 @@ class QBias(Callback):
             )
 
     def _player(self, run: TrainingRun) -> EpisodePlayer:
-        make_env = Environments(run.config).single
+        make_env = Environments(run.config).evaluation
         return EpisodePlayer(
             lambda: without_time_limit(make_env()), run.agent.adapter, rows=self.episodes
         )
