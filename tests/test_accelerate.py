@@ -38,6 +38,7 @@ from rl_training.experiment.registry import get_spec
 from rl_training.fast import images
 from rl_training.fast.accelerate import accelerate, has_loss_kernels, learns_with_kernels
 from rl_training.fast.autograd import BlockForward, attach_kernels
+from rl_training.fast.networks import has_kernel
 from rl_training.models.blocks import MLP, DuelingMLP, EnsembleMLP
 from rl_training.models.mlp_actor_critic import MLPActorCritic
 from rl_training.models.mlp_categorical_q_network import MLPCategoricalQNetwork
@@ -842,6 +843,25 @@ def test_blocks_whose_layers_share_parameters_have_no_kernel() -> None:
     network.add_layer(*network.linears[0])
     attach_kernels(network, Optimizer(network).flat)
     assert not blocks_of(network)
+
+
+def test_parts_that_share_parameters_have_no_kernel() -> None:
+    """The gradient of the second part would overwrite that of the first."""
+    network = DuelingMLP(3, 2, (8,), layer_norm=True)
+    assert has_kernel(network, {DuelingMLP})
+    network.value.scale0 = network.advantage.scale0
+    assert not has_kernel(network, {DuelingMLP})
+
+
+def test_a_network_with_a_hook_on_a_parameter_has_no_kernel() -> None:
+    network = MLPQNetwork(3, 2, (8,), layer_norm=True)
+    assert has_kernel(network)
+    hook = network.layers.scale0.register_hook(lambda grad: 0 * grad)
+    assert not has_kernel(network)
+    hook.remove()
+    assert has_kernel(network)
+    network.layers.weight0.register_post_accumulate_grad_hook(lambda parameter: None)
+    assert not has_kernel(network)
 
 
 def test_what_was_overwritten_before_the_backward_pass_is_noticed() -> None:

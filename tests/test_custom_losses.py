@@ -16,6 +16,7 @@ from torch.testing import assert_close
 from rl_training.algorithms.base import Algorithm, Loss, UpdateResult
 from rl_training.algorithms.dqn import DQN
 from rl_training.algorithms.sac import SAC
+from rl_training.algorithms.value_based import ValueBased
 from rl_training.config.train_config import TrainConfig, check_hyper_parameters
 from rl_training.data.types import Batch, Clock
 from rl_training.errors import UsageError
@@ -30,11 +31,14 @@ from rl_training.storage.tree import tree_hash
 from training import ALGORITHMS, KeepModel, tiny_config
 
 
-def train_as(algo: str, algorithm: Any, tmp_path: Path, **options: Any) -> TrainResult:
+def train_as(
+    algo: str, algorithm: Any, tmp_path: Path, *, callbacks: Any = (), **hyper: Any
+) -> TrainResult:
     """Train a class with everything else as of a packaged algorithm."""
     spec = replace(get_spec(algo), name="custom", algorithm=algorithm)
-    config = tiny_config(algo, tmp_path).with_changes(algo="custom")
-    return trainer(spec)(config, **options)
+    config = tiny_config(algo, tmp_path)
+    config = config.with_changes(algo="custom", algo_kwargs=config.algo_kwargs | hyper)
+    return trainer(spec)(config, callbacks=callbacks)
 
 
 def built(config: TrainConfig) -> Algorithm:
@@ -151,6 +155,37 @@ def test_what_is_no_loss_is_refused_before_a_run_begins(
     with pytest.raises(UsageError, match=message):
         train_as("dqn", gives(make), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_prioritised_replay_needs_priorities(tmp_path: Path) -> None:
+    """Without them it would stay uniform, and the option would do nothing."""
+    bare = gives(lambda loss: loss._replace(priority=None))
+    train_as("dqn", bare, tmp_path / "uniform")
+    with pytest.raises(UsageError, match=r"prioritized: expected Custom\.loss to give a priority"):
+        train_as("dqn", bare, tmp_path / "prioritized", prioritized=True)
+    assert train_as("dqn", DQN, tmp_path / "packaged", prioritized=True).updates > 0
+
+
+def test_a_class_that_cannot_be_built_is_refused_by_name(tmp_path: Path) -> None:
+    class NoLoss(ValueBased):
+        """Without the one method that has no default."""
+
+    class NoSeed(DQN):
+        def __init__(self, model: Any, hyper: Any, spec: Any) -> None:
+            super().__init__(model, hyper, spec)
+
+    for algorithm, reason in ((NoLoss, "abstract method loss"), (NoSeed, "'seed'")):
+        with pytest.raises(UsageError, match=rf"custom: expected algorithm\(.*{reason}"):
+            train_as("dqn", algorithm, tmp_path)
+
+
+def test_a_mistake_in_acting_is_not_blamed_on_the_environment(tmp_path: Path) -> None:
+    class Custom(DQN):
+        def act(self, *args: Any, **options: Any) -> Any:
+            return super().act(*args, **options)._replace(action=None)
+
+    with pytest.raises(AttributeError):  # its own error, not an EnvError
+        train_as("dqn", Custom, tmp_path)
 
 
 def test_a_parameter_that_nothing_trains_is_refused(tmp_path: Path) -> None:

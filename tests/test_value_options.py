@@ -289,6 +289,7 @@ REFUSED = [
     ({"n_step": 0}, r"n_step: expected .* found 0"),
     ({"double": 1}, r"double: expected .* found 1"),
     ({"dueling": True, "hidden_sizes": []}, r"dueling gives each stream .* give at least one"),
+    ({"layer_norm": True, "hidden_sizes": []}, "layer_norm needs a hidden layer to normalise"),
     (
         {"dueling": True, "network": "networks:mine"},
         r"dueling .* have no effect on a custom one",

@@ -245,6 +245,14 @@ class TD3Config(DeterministicConfig):
     default_network_keys: ClassVar[tuple[str, ...]] = ("critic_hidden_sizes", "layer_norm")
     dropout: ClassVar[float] = 0.0
 
+    @model_validator(mode="after")
+    def _check_critic_layers(self) -> Self:
+        check(
+            not self.layer_norm or len(self.critic_sizes) > 0,
+            "layer_norm needs a hidden layer in the critics, found none; give critic_hidden_sizes",
+        )
+        return self
+
     @property
     def critic_sizes(self) -> HiddenSizes:
         """The critics' hidden layers."""

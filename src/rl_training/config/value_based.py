@@ -88,6 +88,15 @@ class ValueBasedConfig(OffPolicyHyperParameters):
         )
         return self
 
+    @model_validator(mode="after")
+    def _check_normalized_layers(self) -> Self:
+        activated = len(self.hidden_sizes) > 0 or self.dueling
+        check(
+            not self.layer_norm or self.network is not None or activated,
+            "layer_norm needs a hidden layer to normalise, found none; give hidden_sizes",
+        )
+        return self
+
 
 class TransitionValueBasedConfig(ValueBasedConfig, TransitionHyperParameters):
     """Hyper-parameters of the value-based algorithms that replay single transitions.

@@ -112,6 +112,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     `(1 / probability) ** correction`, divided by the highest of them.
     """
 
+    needs_priorities = True
+
     def __init__(
         self,
         spec: EnvSpec,

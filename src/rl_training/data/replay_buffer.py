@@ -37,6 +37,7 @@ class ReplayBuffer:
     """
 
     memory_name = "replay memory"
+    needs_priorities = False
 
     def __init__(
         self,

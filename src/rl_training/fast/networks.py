@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from rl_training.models.blocks import MLP, DuelingMLP, EnsembleMLP, Layers
+from rl_training.models.blocks import MLP, DuelingMLP, EnsembleMLP
 from rl_training.models.mlp_actor_critic import MLPActorCritic
 from rl_training.models.mlp_actor_q_ensemble import MLPActor, MLPCritics
 from rl_training.models.mlp_categorical_q_network import MLPCategoricalQNetwork
@@ -335,21 +335,26 @@ def has_kernel(module: nn.Module, table: Container[type[nn.Module]] = KERNELS) -
     """Whether a table has a kernel for the module, and all its parts are those it knows."""
     parts = (type(part) for part in module.modules() if part is not module)
     known = type(module) in table and all(part in PARTS for part in parts)
-    return known and not any(map(_is_altered, module.modules()))
+    return known and not (_shares_parameters(module) or any(map(_is_altered, module.modules())))
+
+
+def _shares_parameters(module: nn.Module) -> bool:
+    """Whether a parameter occurs twice: a kernel's second gradient would overwrite the first."""
+    named = sum(1 for _ in module.named_parameters(remove_duplicate=False))
+    return named > len(list(module.parameters()))
 
 
 def _is_altered(module: nn.Module) -> bool:
-    """Whether a module has hooks, a forward pass of its own, or layers that share parameters."""
+    """Whether a module or one of its parameters has hooks, or the forward pass was replaced."""
     hooks = (
         module._forward_hooks,
         module._forward_pre_hooks,
         module._backward_hooks,
         module._backward_pre_hooks,
+        *(p._backward_hooks for p in module._parameters.values() if p is not None),
+        *(p._post_accumulate_grad_hooks for p in module._parameters.values() if p is not None),
     )
-    shares = False
-    if isinstance(module, Layers):
-        shares = len({*module.parameters()}) < 2 * (len(module.linears) + len(module.norms))
-    return any(hooks) or "forward" in vars(module) or shares
+    return any(hooks) or "forward" in vars(module)
 
 
 def relu_(x: Array) -> Array:

@@ -121,9 +121,14 @@ def build_agent(
     with torch.random.fork_rng():
         torch.manual_seed(derive_seed(config.seed, "model"))
         model = _build_network(spec, hyper, adapter.spec)
-    algorithm = spec.algorithm(
-        model, hyper, adapter.spec, seed=derive_seed(config.seed, "algorithm"), device=device
-    )
+    seed = derive_seed(config.seed, "algorithm")
+    try:
+        algorithm = spec.algorithm(model, hyper, adapter.spec, seed=seed, device=device)
+    except TypeError as error:  # an abstract method, or other arguments
+        raise UsageError(
+            f"{spec.name}: expected algorithm(model, hyper, spec, seed=, device=) to build the "
+            f"algorithm, but it raised TypeError: {error}"
+        ) from error
     normalizer: Normalizer = NoNormalizer()
     if config.normalize_observations:
         if adapter.spec.obs_dtype == "uint8":

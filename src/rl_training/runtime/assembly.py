@@ -141,19 +141,21 @@ def build(plan: RunPlan) -> Components:
         check_spaces(plan.spec, environments.name, *spaces)
         adapter = SpaceAdapter(environments.name, *spaces, frames=stacked_frames(envs))
         agent = build_agent(plan.spec, plan.config, plan.hyper, adapter)
-        check_losses(agent.algorithm)
+        buffer = plan.spec.component("buffer").build(
+            adapter.spec,
+            plan.hyper,
+            num_envs=envs.num_envs,
+            seed=derive_seed(plan.config.seed, "replay"),
+            device=agent.algorithm.device,
+            **_buffer_options(plan),
+        )
+        # A custom buffer need not say that it needs priorities.
+        check_losses(agent.algorithm, priorities=getattr(buffer, "needs_priorities", False))
         components = Components(
             environments=environments,
             collector=Collector(envs, adapter),
             agent=agent,
-            buffer=plan.spec.component("buffer").build(
-                adapter.spec,
-                plan.hyper,
-                num_envs=envs.num_envs,
-                seed=derive_seed(plan.config.seed, "replay"),
-                device=agent.algorithm.device,
-                **_buffer_options(plan),
-            ),
+            buffer=buffer,
             evaluator=_evaluator(environments, adapter),
             level=environments.resume_level(),
         )

@@ -90,10 +90,9 @@ class Collector(Stateful):
         """Act once in every environment."""
         obs, first, state = self._obs, self._first, self._state
         result = act(obs, state, first)
+        action = self.adapter.decode(result.action)  # outside: its failure is not the environment's
         try:
-            raw, reward, terminated, truncated, info = self.envs.step(
-                self.adapter.decode(result.action)
-            )
+            raw, reward, terminated, truncated, info = self.envs.step(action)
         except Exception as error:
             raise self._env_error("step", error) from error
         done = terminated | truncated

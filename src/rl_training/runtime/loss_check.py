@@ -20,9 +20,10 @@ from rl_training.runtime.seeding import global_generator_state, restore_global_g
 _TORCH = str(Path(torch.__file__).parent)
 
 
-def check_losses(algorithm: Algorithm) -> None:
+def check_losses(algorithm: Algorithm, *, priorities: bool = False) -> None:
     """Refuse an algorithm if one of its losses raises, gives no loss or has no gradient.
 
+    With `priorities`, also if none of them gives a priority for each row.
     Each is called once with the algorithm's `example_inputs`, and nothing of that remains. Those
     are what `update` would give it, so a class that has another `update` than the class of its
     `example_inputs` is not tried.
@@ -46,6 +47,7 @@ def check_losses(algorithm: Algorithm) -> None:
             title = f"{kind}.{name}"
             result = _call(title, getattr(algorithm, name), *inputs)
             _check_result(title, result)
+            priorities = priorities and getattr(result, "priority", None) is None
             value = result.value if isinstance(result, Loss) else result
             grads = _call(f"the gradient of {title}", _differentiate, value, leaves)
             if all(grad is None for grad in grads):
@@ -53,6 +55,12 @@ def check_losses(algorithm: Algorithm) -> None:
                     f"{title}: expected a loss that depends on a network of {kind}, found one that "
                     "depends on none; compute it from a network's output"
                 )
+    if priorities:
+        raise UsageError(
+            f"prioritized: expected {' or '.join(f'{kind}.{name}' for name in examples)} to give a "
+            "priority for each row, Loss(value, metrics, priority), found none; give one, or leave "
+            "prioritized out"
+        )
 
 
 def _examples_match_update(kind: type[Algorithm]) -> bool:
