@@ -177,6 +177,8 @@ def test_a_class_that_cannot_be_built_is_refused_by_name(tmp_path: Path) -> None
     for algorithm, reason in ((NoLoss, "abstract method loss"), (NoSeed, "'seed'")):
         with pytest.raises(UsageError, match=rf"custom: expected algorithm\(.*{reason}"):
             train_as("dqn", algorithm, tmp_path)
+    with pytest.raises(UsageError, match=r"derived from .*Algorithm as the algorithm, found 7"):
+        train_as("dqn", lambda *args, **options: 7, tmp_path)
 
 
 def test_a_mistake_in_acting_is_not_blamed_on_the_environment(tmp_path: Path) -> None:

@@ -436,8 +436,9 @@ NUMBER = 3
          "No module named 'absent_package'"),
         (f"{MODULE}SPEC = AlgorithmSpec(name='x')", "mine:SPEC", "TypeError: .*missing .* required "
          "keyword-only arguments: 'title', .* and 'actions'"),
-        (f"{MODULE}SPEC = replace(DQN_SPEC, name='x', hyper=dict)", "mine:SPEC", "the algorithm "
-         "'x': hyper: expected a class derived from OffPolicyHyperParameters, found <class 'dict'"),
+        (f"{MODULE}SPEC = replace(DQN_SPEC, name='x', hyper=dict)", "mine:SPEC",
+         "the algorithm 'x': hyper: expected a class derived from OffPolicyHyperParameters, "
+         "found the class dict"),
         (f"{MODULE}SPEC = replace(DQN_SPEC, name='x', loop=print, algorithm=None)", "mine:SPEC",
          "the algorithm 'x': algorithm: expected a callable, or its import path in Lazy.*, found "
          "None; loop: expected a Loop such as OFF_POLICY or ON_POLICY, found <built-in"),
@@ -475,6 +476,9 @@ class NoAlgorithm:
         ({"observations": {"vector"}}, "observations: expected a frozenset of image, vector"),
         ({"actions": frozenset({"discreet"})}, "actions: expected a frozenset of .*discreet"),
         ({"actions": frozenset()}, "actions: expected a frozenset of .*, found frozenset"),
+        ({"title": 3}, "title: expected str, found 3"),
+        ({"paper": None}, "paper: expected str, found None"),
+        ({"explains": "yes"}, "explains: expected bool, found 'yes'"),
     ],
 )
 def test_a_wrong_component_is_refused_where_the_spec_is_declared(
@@ -517,7 +521,9 @@ def test_a_component_that_cannot_be_used_is_refused_before_training(
 
 
 def test_only_a_spec_can_be_registered() -> None:
-    with pytest.raises(ConfigError, match="register: expected an AlgorithmSpec, found <class"):
+    with pytest.raises(
+        ConfigError, match="register: expected an AlgorithmSpec, found the class Mun"
+    ):
         rl_training.register(MunchausenDQN)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="registered in Python is named 'sac'"):
         rl_training.register(replace(SPEC, name="sac"))

@@ -240,6 +240,18 @@ def test_ddpg_is_the_plain_deterministic_policy_gradient() -> None:
 
 
 @double_precision()
+def test_the_measured_value_is_the_critics_mean_at_the_actors_action() -> None:
+    agent = make(hidden_sizes=())
+    set_constant(agent.actor, *[0.5] * SPEC.action_dim)
+    set_constant(agent.critics, 1.0, 4.0)
+    obs, noise = np.ones((2, SPEC.obs_dim)), np.ones((2, SPEC.action_dim))
+    action, value, alpha_log_prob = agent.sampled_values(obs, noise)
+    assert action == pytest.approx(np.full(noise.shape, math.tanh(0.5)))  # no noise in it
+    assert value.tolist() == [2.5, 2.5]
+    assert alpha_log_prob.tolist() == [0.0, 0.0]
+
+
+@double_precision()
 def test_exploration() -> None:
     agent = make(noise=Schedule(initial=0.2, final=0.0, fraction=0.5))
     obs = np.random.default_rng(0).normal(size=(4000, 3))

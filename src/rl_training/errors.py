@@ -87,3 +87,8 @@ def alternatives(words: Iterable[str]) -> str:
     """The words as a choice: `a, b or c`."""
     *others, last = words
     return f"{', '.join(others)} or {last}" if others else last
+
+
+def described(value: object) -> str:
+    """An object for a message: a class by its name, anything else by at most 80 characters."""
+    return f"the class {value.__name__}" if isinstance(value, type) else repr(value)[:80]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -58,6 +58,22 @@ class ActResult(NamedTuple):
 
     action: np.ndarray
     state: PolicyState = ()
+
+
+class SampledValues(NamedTuple):
+    """Sampled actions [B, A], the critics' mean value of them [B], and alpha * log_prob [B]."""
+
+    action: np.ndarray
+    value: np.ndarray
+    alpha_log_prob: np.ndarray
+
+
+@runtime_checkable
+class HasCritics(Protocol):
+    """An algorithm with critics of the actions it samples, such as `QBias` measures."""
+
+    def sampled_values(self, obs: np.ndarray, noise: np.ndarray) -> SampledValues:
+        """Actions that `noise` [B, A] draws and the critics' values of them; changes nothing."""
 
 
 class Algorithm(Stateful, ABC):

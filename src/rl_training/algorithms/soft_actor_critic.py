@@ -22,6 +22,7 @@ from rl_training.algorithms.base import (
     ActResult,
     Algorithm,
     Loss,
+    SampledValues,
     UpdateResult,
     check_output,
     example_observation,
@@ -336,11 +337,3 @@ class SoftActorCritic(Algorithm):
         expected = (count, 1, self.hyper.critic_outputs)
         shapes = f"(critics, batch, outputs) {expected}"
         check_output(critics, critics, inputs, expected, name=f"{call})", shapes=shapes)
-
-
-class SampledValues(NamedTuple):
-    """Sampled actions [B, A], the critics' mean value of them [B], and alpha * log_prob [B]."""
-
-    action: np.ndarray
-    value: np.ndarray
-    alpha_log_prob: np.ndarray

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import (
     Loss,
+    SampledValues,
     UpdateResult,
     check_output,
     example_observation,
@@ -92,6 +94,16 @@ class TD3(DeterministicActorCritic):
         """Minus the first critic's mean value of the actor's actions."""
         loss = -self.critics(batch.obs, self.actor(batch.obs))[0].mean()
         return Loss(loss, {"actor_loss": loss.detach()})
+
+    @torch.no_grad()
+    def sampled_values(self, obs: np.ndarray, noise: np.ndarray) -> SampledValues:  # noqa: ARG002
+        """The actor's actions, which no noise draws, and the critics' mean values of them."""
+        self.set_training(self.model, False)
+        rows = self.tensor(obs)
+        action = self.actor(rows)
+        value = self.critics(rows, action).mean((0, 2))
+        no_entropy = torch.zeros_like(value)
+        return SampledValues(*(x.cpu().numpy() for x in (action, value, no_entropy)))
 
     def example_inputs(self) -> dict[str, tuple[Any, ...]]:
         """A batch, and noise for the critics."""

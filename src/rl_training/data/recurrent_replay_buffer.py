@@ -233,7 +233,7 @@ class RecurrentReplayBuffer:
 
 
 def chunks_for(capacity: int, sequence_length: int) -> int:
-    """Chunks that hold so many transitions."""
+    """The number of chunks that hold the given number of transitions."""
     return math.ceil(capacity / sequence_length)
 
 

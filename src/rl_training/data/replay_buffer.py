@@ -153,9 +153,9 @@ class ReplayBuffer:
         if np.count_nonzero(first := step.first[envs]) or self._empty:
             here = self._begin(here, first | self._empty, step.obs[envs], envs)
         # Elsewhere the row holds the observation already: it was the last step's successor.
-        there, following = self._after(here, envs), step.next_obs[envs]
-        self._observations.check_stacks(step.obs[envs], following)
-        self._obs[there] = self._observations.frame(following, -1)
+        there, next_obs = self._after(here, envs), step.next_obs[envs]
+        self._observations.check_stacks(step.obs[envs], next_obs)
+        self._obs[there] = self._observations.frame(next_obs, -1)
         self._action[here] = step.action[envs]
         self._reward[here] = step.reward[envs]
         self._discount[here] = self.gamma
@@ -193,13 +193,13 @@ class ReplayBuffer:
 
     def _after(self, slots: np.ndarray, envs: slice | np.ndarray) -> np.ndarray:
         """The slot after each newest one, within its ring."""
-        following = slots + 1
-        ended = following == self._end[envs]
+        successors = slots + 1
+        ended = successors == self._end[envs]
         if np.count_nonzero(ended):
-            following[ended] -= self._rows
+            successors[ended] -= self._rows
             self._wrapped = self._wrapped or not self._empty
         self._empty = False
-        return following
+        return successors
 
     @property
     def _extent(self) -> int:
@@ -218,8 +218,8 @@ class ReplayBuffer:
         self._action.take(slots, 0, memory.action, "clip")
         self._reward.take(slots, 0, memory.reward, "clip")
         self._discount.take(slots, 0, memory.discount, "clip")
-        following = self._sum_rewards(slots, memory.reward, memory.discount)
-        self._observations.gather(following, memory.next_obs)
+        successors = self._sum_rewards(slots, memory.reward, memory.discount)
+        self._observations.gather(successors, memory.next_obs)
         self._weigh(slots, memory.weight, clock)
         return memory.batch(self.device)
 
@@ -230,13 +230,13 @@ class ReplayBuffer:
 
         A row that is not valid ends the sum: the tail of an episode, or the newest observation.
         """
-        following = self._successors(slots)
+        successors = self._successors(slots)
         for _ in range(self.n_step - 1):
-            goes_on = self._valid.take(following)
-            reward += discount * self._reward.take(following) * goes_on
-            discount *= np.where(goes_on, self._discount.take(following), np.float32(1))
-            following = np.where(goes_on, self._successors(following), following)
-        return following
+            goes_on = self._valid.take(successors)
+            reward += discount * self._reward.take(successors) * goes_on
+            discount *= np.where(goes_on, self._discount.take(successors), np.float32(1))
+            successors = np.where(goes_on, self._successors(successors), successors)
+        return successors
 
     def _weigh(self, slots: np.ndarray, weight: np.ndarray, clock: Clock | None) -> None:
         """A hook: write the importance weights of the slots; they are all one here."""
@@ -268,10 +268,10 @@ class ReplayBuffer:
         return env * self._rows + row
 
     def _successors(self, slots: np.ndarray) -> np.ndarray:
-        following = slots + 1
+        successors = slots + 1
         if self._wrapped:
-            following[following % self._rows == 0] -= self._rows
-        return following
+            successors[successors % self._rows == 0] -= self._rows
+        return successors
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on as if never stopped; rows never written are left out."""
@@ -338,10 +338,10 @@ class ObservationStore:
         """The slots whose observations have their oldest image in these."""
         return slots if self.spec.frames == 1 else self._shifted(slots, self.spec.frames - 1)
 
-    def check_stacks(self, obs: np.ndarray, following: np.ndarray) -> None:
+    def check_stacks(self, obs: np.ndarray, next_obs: np.ndarray) -> None:
         """Refuse observations that are not each other's images and one more."""
         kept = self.spec.frame_shape[0]
-        if self.spec.frames > 1 and not np.array_equal(obs[:, kept:], following[:, :-kept]):
+        if self.spec.frames > 1 and not np.array_equal(obs[:, kept:], next_obs[:, :-kept]):
             raise EnvError(
                 f"{self.spec.env_id}: expected observations of {self.spec.frames} stacked images, "
                 "of which each step adds one, found others; a wrapper after the stacking changes "
@@ -349,7 +349,7 @@ class ObservationStore:
             )
 
     def _shifted(self, slots: np.ndarray, by: int | np.ndarray) -> np.ndarray:
-        """The slots so many rows later in their rings, or earlier."""
+        """The slots `by` rows later in their rings, or earlier if it is negative."""
         env, row = np.divmod(slots, self._rows)
         shifted: np.ndarray = env * self._rows + (row + by) % self._rows
         return shifted

@@ -15,7 +15,7 @@ from rl_training.config.hyper_parameters import HyperParameters
 from rl_training.config.imports import import_object
 from rl_training.config.loading import LoadedConfig, load_config
 from rl_training.config.train_config import TrainConfig, check_hyper_parameters
-from rl_training.errors import CheckpointError, ConfigError, did_you_mean
+from rl_training.errors import CheckpointError, ConfigError, described, did_you_mean
 from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.spec_table import (
     add_spec,
@@ -195,15 +195,11 @@ def _import_spec(path: str) -> AlgorithmSpec:
         raise ConfigError(f"{path}: {error}") from error
     if not isinstance(spec, AlgorithmSpec):
         raise ConfigError(
-            f"{path}: expected an AlgorithmSpec, found {_described(spec)}; declare one, such as "
+            f"{path}: expected an AlgorithmSpec, found {described(spec)}; declare one, such as "
             "SPEC = dataclasses.replace(DQN_SPEC, name=..., algorithm=...)"
         )
     add_spec(spec, path)
     return spec
-
-
-def _described(value: object) -> str:
-    return f"the class {value.__name__}" if isinstance(value, type) else repr(value)[:80]
 
 
 def _reference(spec: AlgorithmSpec) -> str:

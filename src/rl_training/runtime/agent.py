@@ -17,7 +17,13 @@ from rl_training.config.train_config import TrainConfig
 from rl_training.data.normalization import NoNormalizer, Normalizer, ObservationNormalizer
 from rl_training.data.types import Clock, EnvSpec, PolicyState
 from rl_training.envs.spaces import SpaceAdapter, space_from_plain, space_to_plain
-from rl_training.errors import CheckpointError, ConfigError, NonFiniteError, UsageError
+from rl_training.errors import (
+    CheckpointError,
+    ConfigError,
+    NonFiniteError,
+    UsageError,
+    described,
+)
 from rl_training.runtime.seeding import derive_seed
 from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.storage.checkpoints import Checkpoint
@@ -129,6 +135,11 @@ def build_agent(
             f"{spec.name}: expected algorithm(model, hyper, spec, seed=, device=) to build the "
             f"algorithm, but it raised TypeError: {error}"
         ) from error
+    if not isinstance(algorithm, Algorithm):
+        raise UsageError(
+            f"{spec.name}: expected an object of a class derived from rl_training.algorithms."
+            f"Algorithm as the algorithm, found {described(algorithm)}"
+        )
     normalizer: Normalizer = NoNormalizer()
     if config.normalize_observations:
         if adapter.spec.obs_dtype == "uint8":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rl_training.config.hyper_parameters import HyperParameters
 from rl_training.config.imports import import_object
 from rl_training.config.train_config import TrainConfig
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, described
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,6 +31,7 @@ ACTIONS = frozenset(
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,49}")
 _COMPONENTS = ("model", "algorithm", "buffer")
+_PLAIN = {"title": str, "paper": str, "normalizes_rewards": bool, "explains": bool}
 _BUFFER_KIND = ("build", "needed_bytes", "memory_name")
 
 
@@ -169,9 +170,12 @@ def _mistakes_in(given: Mapping[str, Any]) -> Iterator[str]:
             "name: expected at most 50 lower-case letters, digits and '_', beginning with a "
             f"letter, found {name!r}"
         )
+    for key, kind in _PLAIN.items():
+        if not isinstance(given[key], kind):
+            yield f"{key}: expected {kind.__name__}, found {described(given[key])}"
     base = loop.hyper if isinstance(loop, Loop) else HyperParameters
     if not (isinstance(hyper, type) and issubclass(hyper, base)):
-        yield f"hyper: expected a class derived from {base.__name__}, found {hyper!r}"
+        yield f"hyper: expected a class derived from {base.__name__}, found {described(hyper)}"
     elif required := [key for key, field in hyper.model_fields.items() if field.is_required()]:
         yield f"hyper: expected a default for every key, found none for {', '.join(required)}"
     for key in _COMPONENTS:
@@ -179,11 +183,15 @@ def _mistakes_in(given: Mapping[str, Any]) -> Iterator[str]:
         if not isinstance(component, Lazy) and (mistake := _component_mistake(key, component)):
             yield mistake
     if not isinstance(loop, Loop):
-        yield f"loop: expected a Loop such as OFF_POLICY or ON_POLICY, found {loop!r}"
+        yield f"loop: expected a Loop such as OFF_POLICY or ON_POLICY, found {described(loop)}"
+    yield from _space_mistakes(given)
+
+
+def _space_mistakes(given: Mapping[str, Any]) -> Iterator[str]:
     for key, kinds in (("observations", OBSERVATIONS), ("actions", ACTIONS)):
-        taken = given[key]
+        taken, names = given[key], ", ".join(sorted(kinds))
         if not (isinstance(taken, frozenset) and taken and taken <= kinds):
-            yield f"{key}: expected a frozenset of {', '.join(sorted(kinds))}, found {taken!r}"
+            yield f"{key}: expected a frozenset of {names}, found {described(taken)}"
 
 
 def _component_mistake(name: str, component: object) -> str | None:
@@ -197,4 +205,4 @@ def _component_mistake(name: str, component: object) -> str | None:
         # Before that module is imported, which imports torch, no class can be derived from it.
         base = sys.modules.get("rl_training.algorithms.base")
         fine = base is not None and issubclass(component, base.Algorithm)
-    return None if fine else f"{name}: expected {expected}, found {component!r}"
+    return None if fine else f"{name}: expected {expected}, found {described(component)}"

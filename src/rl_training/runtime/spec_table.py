@@ -10,7 +10,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import NamedTuple
 
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, described
 from rl_training.runtime.spec import AlgorithmSpec
 
 ENTRY_POINTS = "rl_training.algorithms"
@@ -72,7 +72,7 @@ def register(spec: AlgorithmSpec) -> None:
     It may be registered again, and redefined where it was defined, but its name is not another's.
     """
     if not isinstance(spec, AlgorithmSpec):
-        raise ConfigError(f"register: expected an AlgorithmSpec, found {spec!r}")
+        raise ConfigError(f"register: expected an AlgorithmSpec, found {described(spec)}")
     add_spec(spec, _path_of(spec))
 
 
@@ -146,7 +146,7 @@ def _load(entry: EntryPoint) -> None:
     except (Exception, SystemExit) as error:  # a module that exits must not end the listing
         raise ConfigError(f"{origin}: {type(error).__name__}: {error}") from error
     if not isinstance(spec, AlgorithmSpec):
-        raise ConfigError(f"{origin}: expected an AlgorithmSpec, found {spec!r}")
+        raise ConfigError(f"{origin}: expected an AlgorithmSpec, found {described(spec)}")
     if spec.name != entry.name:
         raise ConfigError(f"{origin}: the entry point's name is not the spec's, {spec.name!r}")
     try:

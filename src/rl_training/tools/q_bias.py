@@ -12,8 +12,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import TimeLimit
 
-from rl_training.algorithms.base import ActResult
-from rl_training.algorithms.soft_actor_critic import SampledValues, SoftActorCritic
+from rl_training.algorithms.base import ActResult, HasCritics, SampledValues
 from rl_training.data.types import PolicyState
 from rl_training.errors import ConfigError
 from rl_training.runtime.assembly import Environments
@@ -115,7 +114,7 @@ class QBias(Callback):
     def _play(self, run: TrainingRun, player: EpisodePlayer, seed: int) -> list[Episode]:
         """Episodes with sampled actions, each to its end or as long as its rewards count."""
         algorithm, action_dim = run.algorithm, run.agent.adapter.spec.action_dim
-        assert isinstance(algorithm, SoftActorCritic)
+        assert isinstance(algorithm, HasCritics)
         noise = np.random.default_rng(seed)
         sampled: SampledValues
 
@@ -145,9 +144,10 @@ class QBias(Callback):
 
 def check_measurable(run: TrainingRun) -> None:
     """Refuse a run whose critics' bias cannot be measured."""
-    if not isinstance(run.algorithm, SoftActorCritic):
+    if not isinstance(run.algorithm, HasCritics):
         raise ConfigError(
-            f"callbacks: QBias measures critics of sac, tqc, redq and drq, not of {run.config.algo}"
+            f"callbacks: QBias measures critics, and {run.config.algo} has none that value its "
+            "actions; leave it out"
         )
     if run.evaluator is None:
         raise ConfigError(
