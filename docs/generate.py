@@ -28,6 +28,7 @@ from rl_training.config.train_config import TrainConfig
 from rl_training.data.types import EnvSpec
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment.registry import resolve_config
+from rl_training.experiment.statistics import share_interval
 from rl_training.exports import EXPORTS
 from rl_training.runtime.compatibility import in_plain_words
 from rl_training.runtime.spec import AlgorithmSpec
@@ -333,7 +334,7 @@ def results(cards: dict[str, Card]) -> str:
     """A row per card, then a section per card; a function of the cards alone."""
     if not cards:
         return "There is no card yet; `make evidence` makes them."
-    header = ("card", "algorithm", "environment", "steps", "seeds")
+    header = ("card", "algorithm", "environment", "steps", "seeds", "failed")
     header += ("interquartile mean [95 %]", "each seed", "published", "one seed takes")
     rows = (
         (
@@ -342,6 +343,7 @@ def results(cards: dict[str, Card]) -> str:
             card.configuration["env_id"],
             f"{card.budget:,}",
             seeds_text(card.seed_numbers),
+            _failed(card),
             _interval(card),
             ", ".join(map(_figure, card.returns)),
             _published(card.published),
@@ -357,12 +359,14 @@ def results(cards: dict[str, Card]) -> str:
 
 def short_results(cards: dict[str, Card]) -> str:
     """A row per planned card, for the README; cards that are missing say so."""
-    header = ("configuration", "steps", "seeds", "interquartile mean [95 %]", "lowest", "published")
+    header = ("configuration", "steps", "seeds", "failed")
+    header += ("interquartile mean [95 %]", "lowest", "published")
     rows = [
         (
             f"[`{name}`](docs/results.md#{name.replace('/', '')})",
             f"{card.budget:,}",
             seeds_text(card.seed_numbers),
+            _failed(card),
             _interval(card),
             _figure(card.figures.lowest),
             _published(card.published, link=False),
@@ -370,7 +374,11 @@ def short_results(cards: dict[str, Card]) -> str:
         for name, card in cards.items()
     ]
     planned = planned_cards().items()
-    rows += [(f"`{n}`", "", plan.seeds, "missing", "", "") for n, plan in planned if n not in cards]
+    rows += [
+        (f"`{name}`", "", plan.seeds, "", "missing", "", "")
+        for name, plan in planned
+        if name not in cards
+    ]
     return table(header, rows)
 
 
@@ -442,6 +450,7 @@ def _card_section(name: str, card: Card) -> str:
         f"{_figure(card.figures.lowest)}."
         if len(card.seeds) > 1
         else f"- Result: {_interval(card)}, seed {seeds} alone.",
+        *([f"- {_failures(card)}"] if card.failure_below is not None else []),
         f"- Protocol: {card.budget:,} environment steps, then {card.evaluation.episodes} episodes "
         "with the final policy, acting deterministically.",
         f"- Published: {published.what}: {_published(published)}."
@@ -463,6 +472,21 @@ def _card_section(name: str, card: Card) -> str:
             f"[The card](../evidence/{name}.json), made by `{card.command}`, is checked by:",
             f"```\nrl-training evidence reproduce {name}\n```",
         ]
+    )
+
+
+def _failed(card: Card) -> str:
+    """How many seeds failed, where the card says what a failure is."""
+    failed = card.failed()
+    return "" if failed is None else f"{failed} of {len(card.seeds)}"
+
+
+def _failures(card: Card) -> str:
+    """The failed seeds, and the interval of their share."""
+    low, high = share_interval(card.failed() or 0, len(card.seeds))
+    return (
+        f"Failed, with a return below {card.failure_below:g}: {_failed(card)} seeds; the share of "
+        f"failures is between {low:.1%} and {high:.1%} (95 %)."
     )
 
 

@@ -33,7 +33,7 @@ from rl_training.tools.evidence.plot import (
     is_drawn,
 )
 from rl_training.tools.evidence.reproduce import compare
-from rl_training.tools.evidence.seeds import card_configuration, figures_over
+from rl_training.tools.evidence.seeds import card_configuration, figures_over, this_machine
 from rl_training.tools.plotting import paper_name
 from test_docs import broken_links, generate  # noqa: F401 - a fixture
 from test_experiment_manager import replace_popen
@@ -207,6 +207,52 @@ def test_some_seeds_are_compared_with_the_same_seeds_of_the_card() -> None:
     assert not compare(card, card.seeds[:1], unlucky).passed
 
 
+def test_equal_bits_pass_and_other_bits_are_compared_as_distributions() -> None:
+    card = make_card([1.0, 2.0], tolerance=0.0)
+    assert compare(card, card.seeds, card.seeds).compared == "bits"
+    better = compare(card, card.seeds, with_returns(card, [2.0, 2.0]))
+    worse = compare(card, card.seeds, with_returns(card, [0.0, 0.0]))
+    assert (better.compared, better.passed) == ("distributions", True)
+    assert (worse.compared, worse.passed) == ("distributions", False)
+
+
+def test_what_may_explain_other_bits_is_named() -> None:
+    card = make_card([1.0, 2.0], machine=this_machine().to_plain())
+    same = [
+        record.model_copy(update={"commit": card.commit, "versions": card.versions})
+        for record in card.seeds
+    ]
+    assert compare(card, card.seeds, tuple(same)).differences == ()
+    newer = same[0].model_copy(update={"versions": {"torch": "2.7"}, "commit": "fedcba"})
+    elsewhere = card.model_copy(
+        update={"machine": card.machine.model_copy(update={"cpu": "Another processor"})}
+    )
+    assert compare(elsewhere, card.seeds, (newer, newer)).differences == (
+        f"processor Another processor, now {card.machine.cpu}",
+        "torch 2.6, now 2.7",
+        "commit 0123456789abcdef, now fedcba",
+    )
+
+
+def test_more_failed_seeds_than_chance_explains_fail_a_reproduction() -> None:
+    # The middle half of the seeds is at 500 whether 0 or 4 of 20 fail.
+    card = make_card([500.0] * 20, tolerance=25.0, failure_below=475.0)
+    for failures, chance, passed in (
+        (0, 1.0, True),
+        (1, 0.5, True),  # which of two groups the one failure falls into
+        (4, 20 * 19 * 18 * 17 / (40 * 39 * 38 * 37), True),  # all four in the second: 0.053
+        (5, 20 * 19 * 18 * 17 * 16 / (40 * 39 * 38 * 37 * 36), False),  # 0.024
+    ):
+        returns = [100.0] * failures + [500.0] * (19 - failures) + [499.0]
+        outcome = compare(card, card.seeds, with_returns(card, returns))
+        assert outcome.failed == (0, failures)
+        assert outcome.failures_by_chance == pytest.approx(chance, rel=1e-12)
+        assert outcome.passed is passed
+    silent = make_card([500.0] * 20, tolerance=25.0)
+    outcome = compare(silent, silent.seeds, with_returns(silent, [100.0] * 5 + [500.0] * 15))
+    assert (outcome.failed, outcome.passed) == (None, True)
+
+
 def test_equal_means_all_returns_of_all_evaluations() -> None:
     card = make_card([1.0, 2.0])
     assert compare(card, card.seeds, card.seeds).identical
@@ -250,8 +296,8 @@ def test_a_true_card_is_reproduced_and_the_next_time_trained_again(
     replace_popen(monkeypatch, WarmPopen)
     result = reproduce(tmp_path, 15.0, "--seeds", "0,2")
     assert result.exit_code == 0, result.output
-    assert "every evaluation is equal to the card's to the last bit" in result.stdout
-    assert "PASS: 15.00 >= 14.25, the low end of the card's interval" in result.stdout
+    verdict = "PASS, by bits: every evaluation is equal to the card's to the last bit"
+    assert verdict in result.stdout
     (directory,) = (tmp_path / "runs" / "reproduce").iterdir()
     assert directory.name.startswith("dqn-chain-")
     comparison = json.loads((directory / "reproduction.json").read_text())
@@ -270,8 +316,9 @@ def test_a_figure_that_was_raised_is_not_reproduced(
     replace_popen(monkeypatch, WarmPopen)
     result = reproduce(tmp_path, 15.8, "--jobs", "2")
     assert result.exit_code == 1
-    assert "FAIL: 15.00 < 15.05, the low end of the card's interval" in result.stdout
-    assert "last bit" not in result.stdout
+    assert "the bits differ (processor A processor, now " in result.stdout
+    verdict = "FAIL, by distributions: interquartile mean 15.00 < 15.05, the low end of the card's"
+    assert verdict in result.stdout
     rows = [line.split() for line in result.stdout.splitlines()]
     assert ["1", "15.80", "15.00"] in rows
     assert ["interquartile", "mean", "15.80", "15.00"] in rows
@@ -378,6 +425,7 @@ def test_the_page_follows_from_the_cards(generate: ModuleType, tmp_path: Path) -
         "Chain-v0",
         "1,000",
         "0-2",
+        "",  # nothing is said of failures
         "-160.1 [-170, -150.2]",  # (160 + 150.25 + 170) / 3 = 160.08
         "-160, -150.2, -170",
         "-172.2 ± 104.2 at 100,000 ([source](https://x.org/y))",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -22,7 +23,12 @@ from rl_training import DQN, ExperimentManager, TrainConfig, train_dqn
 from rl_training.cli import app
 from rl_training.errors import ConfigError, RunError, SaveError, UsageError
 from rl_training.experiment.manager import ExperimentInterrupted, parse_seeds
-from rl_training.experiment.result import bootstrap_interval, interquartile_mean
+from rl_training.experiment.statistics import (
+    bootstrap_interval,
+    interquartile_mean,
+    more_failures_by_chance,
+    share_interval,
+)
 from rl_training.runtime.result import TrainingInterrupted
 from rl_training.storage.runs import RunLock
 from toy_envs import CountingEnv, RandomWalkEnv
@@ -77,6 +83,26 @@ def test_the_interquartile_mean_is_the_mean_of_the_middle_half(
     values: list[float], expected: float
 ) -> None:
     assert interquartile_mean(values) == expected
+
+
+def test_the_interval_of_a_share_is_where_the_score_test_does_not_reject_it() -> None:
+    # Its ends p solve |share - p| = z sqrt(p (1 - p) / n).
+    for count, total in ((0, 20), (1, 20), (7, 20), (20, 20), (1, 100)):
+        low, high = share_interval(count, total)
+        assert 0 <= low <= count / total <= high <= 1
+        for end in {low, high} - {0.0, 1.0}:
+            score = abs(count / total - end) / math.sqrt(end * (1 - end) / total)
+            assert score == pytest.approx(1.959963984540054, rel=1e-9)
+    low, high = share_interval(0, 100)
+    assert (low, high) == (0.0, pytest.approx(0.0369935, abs=1e-7))  # z^2 / (n + z^2)
+
+
+def test_more_failures_by_chance_counts_the_ways_to_share_them_out() -> None:
+    # Three failures among 2 + 2 seeds, two or more of them in the first group: 1 * 2 of 4 ways.
+    assert more_failures_by_chance(2, 2, before=1, of=2) == 0.5
+    assert more_failures_by_chance(0, 5, before=3, of=5) == 1.0
+    # All of three in the first of two groups of five: 5 * 4 * 3 / (10 * 9 * 8).
+    assert more_failures_by_chance(3, 5, before=0, of=5) == pytest.approx(1 / 12, rel=1e-12)
 
 
 def test_the_interval_is_that_of_the_resampled_interquartile_means() -> None:

@@ -118,7 +118,8 @@ class Card(ConfigModel):
     """The whole card.
 
     `configuration` is complete but for the seed and the run directory. `commit` and `versions` are
-    those of the seeds. `tolerance` is how far below the interval a reproduction may fall.
+    those of the seeds. `tolerance` is how far below the interval a reproduction may fall, and a
+    seed whose mean return is below `failure_below` counts as failed.
     """
 
     format: int = FORMAT
@@ -129,6 +130,7 @@ class Card(ConfigModel):
     evaluation: Evaluation
     figures: Figures
     tolerance: float = Field(ge=0)
+    failure_below: float | None = None
     published: Published | None
     note: str | None
     seeds: tuple[SeedRecord, ...] = Field(min_length=1)
@@ -147,6 +149,13 @@ class Card(ConfigModel):
     def returns(self) -> list[float]:
         """The mean return of each seed's final policy."""
         return [record.return_mean for record in self.seeds]
+
+    def failed(self, seeds: Sequence[SeedRecord] | None = None) -> int | None:
+        """How many seeds failed, its own by default; None if it does not say what a failure is."""
+        if self.failure_below is None:
+            return None
+        records = self.seeds if seeds is None else seeds
+        return sum(record.return_mean < self.failure_below for record in records)
 
     def sealed(self) -> Card:
         """The card with the digest of its content."""

@@ -48,11 +48,13 @@ RELATIVE_TOLERANCE = 0.05
 class PlannedCard(ConfigModel):
     """What is fixed before the seeds are run.
 
-    Without a tolerance it is a twentieth of the interquartile mean.
+    Without a tolerance it is a twentieth of the interquartile mean. A seed whose mean return is
+    below `failure_below` counts as failed.
     """
 
     seeds: str = DEFAULT_SEEDS
     tolerance: float | None = Field(None, ge=0)
+    failure_below: float | None = None
     note: str | None = None
     published: Published | None = None
 
@@ -126,6 +128,8 @@ def outdated(card: Card) -> str:
     changed = _differences(card, resolve_config(card.config).config)
     if plan is not None and plan.seed_numbers != card.seed_numbers:
         changed.append("seeds")
+    if plan is not None and plan.failure_below != card.failure_below:
+        changed.append("failure_below")
     return ", ".join(changed)
 
 
@@ -148,7 +152,7 @@ def _subject(name: str, seeds: str | None, settings: Sequence[str], *, default: 
     given = name if packaged else find_config(name).name
     if settings:  # what the plan says, it says of the packaged settings
         note = f"The settings are not those of {given}: {', '.join(settings)}."
-        plan = PlannedCard(seeds=plan.seeds, note=note)
+        plan = PlannedCard(seeds=plan.seeds, failure_below=plan.failure_below, note=note)
     words = [given, "--seeds", seeds_text(requested)]
     words += [word for setting in settings for word in ("--set", setting)]
     if not packaged:
@@ -169,6 +173,7 @@ def _card(subject: Subject, trained: TrainedSeeds) -> Card:
         evaluation=Evaluation(episodes=subject.config.final_eval_episodes, deterministic=True),
         figures=figures,
         tolerance=RELATIVE_TOLERANCE * abs(figures.iqm) if tolerance is None else tolerance,
+        failure_below=subject.plan.failure_below,
         published=subject.plan.published,
         note=subject.plan.note,
         seeds=records,

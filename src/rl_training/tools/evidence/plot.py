@@ -6,7 +6,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rl_training.experiment.result import bootstrap_interval, interquartile_mean
+from rl_training.experiment.statistics import bootstrap_interval, interquartile_mean
 from rl_training.tools.evidence.card import Card, SeedRecord, write_with_parents
 from rl_training.tools.plotting import (
     BLUE,

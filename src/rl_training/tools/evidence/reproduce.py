@@ -1,4 +1,8 @@
-"""Reproduces an evidence card: trains its seeds again and compares the figure."""
+"""Reproduces an evidence card: trains its seeds again and compares what they reach.
+
+The same processor, versions and arithmetic give the same bits. Where the bits differ, the seeds are
+other samples of the same distribution, and distributions are compared.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +13,48 @@ from typing import Any
 from rl_training.errors import UsageError
 from rl_training.experiment.manager import ExperimentManager, parse_seeds
 from rl_training.experiment.registry import resolve_config
+from rl_training.experiment.statistics import more_failures_by_chance
 from rl_training.storage.files import write_json
 from rl_training.tools.evidence.card import Card, Figures, SeedRecord, read_card, seeds_text
-from rl_training.tools.evidence.seeds import RUNS, Report, figures_over, train_seeds
+from rl_training.tools.evidence.seeds import (
+    RUNS,
+    Report,
+    figures_over,
+    joined_versions,
+    this_machine,
+    train_seeds,
+)
 
 COMPARED_NAME = "reproduction.json"
+SIGNIFICANCE = 0.05
+"""More failed seeds than the card's fail a reproduction if chance explains them less often."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduction:
-    """A card's seeds run again; `old` and `expected` are of those seeds alone."""
+    """A card's seeds run again; `old` and `expected` are of those seeds alone.
+
+    `failed` counts failed seeds, the card's and the new ones, if the card says what a failure is.
+    `differences` says what may explain other bits.
+    """
 
     old: tuple[SeedRecord, ...]
     new: tuple[SeedRecord, ...]
     expected: Figures
     iqm: float
     tolerance: float
+    failed: tuple[int, int] | None
+    differences: tuple[str, ...] = ()
+
+    @property
+    def identical(self) -> bool:
+        """Whether every return of every evaluation is the same to the last bit."""
+        return [_outcome(seed) for seed in self.old] == [_outcome(seed) for seed in self.new]
+
+    @property
+    def compared(self) -> str:
+        """What the verdict rests on: `bits`, or `distributions` where the bits differ."""
+        return "bits" if self.identical else "distributions"
 
     @property
     def bound(self) -> float:
@@ -32,14 +62,16 @@ class Reproduction:
         return self.expected.interval_95[0] - self.tolerance
 
     @property
-    def passed(self) -> bool:
-        """Whether the figure was reached; one-sided, because better is no failure."""
-        return self.iqm >= self.bound
+    def failures_by_chance(self) -> float:
+        """The probability of as many failed seeds if they fail as often as the card's."""
+        before, now = self.failed or (0, 0)
+        return more_failures_by_chance(now, len(self.new), before=before, of=len(self.old))
 
     @property
-    def identical(self) -> bool:
-        """Whether every return of every evaluation is the same to the last bit."""
-        return [_outcome(seed) for seed in self.old] == [_outcome(seed) for seed in self.new]
+    def passed(self) -> bool:
+        """Whether the card was reached; one-sided, because better is no failure."""
+        reached = self.iqm >= self.bound and self.failures_by_chance >= SIGNIFICANCE
+        return self.identical or reached
 
 
 def reproduce(
@@ -81,13 +113,27 @@ def compare(card: Card, old: tuple[SeedRecord, ...], new: tuple[SeedRecord, ...]
     Some of the seeds can lie below the interval of all of them, so they get their own interval.
     """
     whole = {record.seed for record in old} == set(card.seed_numbers)
+    before, now = card.failed(old), card.failed(new)
     return Reproduction(
         old=old,
         new=new,
         expected=card.figures if whole else figures_over([record.return_mean for record in old]),
         iqm=figures_over([record.return_mean for record in new]).iqm,
         tolerance=card.tolerance,
+        failed=None if before is None or now is None else (before, now),
+        differences=_differences(card, new),
     )
+
+
+def _differences(card: Card, new: tuple[SeedRecord, ...]) -> tuple[str, ...]:
+    """In what the new seeds were trained otherwise than the card's: processor, versions, commit."""
+    commits = {record.commit for record in new}
+    pairs = {"processor": (card.machine.cpu, this_machine().cpu)}
+    versions = joined_versions(record.versions for record in new)
+    for name in sorted({*card.versions, *versions}):
+        pairs[name] = (card.versions.get(name, "none"), versions.get(name, "none"))
+    pairs["commit"] = (card.commit, ", ".join(sorted(commits)))
+    return tuple(f"{name} {was}, now {now}" for name, (was, now) in pairs.items() if was != now)
 
 
 def _outcome(record: SeedRecord) -> tuple[object, ...]:
@@ -102,6 +148,8 @@ def _comparison(card: Card, outcome: Reproduction) -> dict[str, Any]:
         "expected": outcome.expected.to_plain(),
         "iqm": outcome.iqm,
         "bound": outcome.bound,
+        "failed": outcome.failed,
+        "compared": outcome.compared,
+        "differences": outcome.differences,
         "passed": outcome.passed,
-        "identical": outcome.identical,
     }

@@ -14,12 +14,8 @@ from rl_training.config.train_config import TrainConfig
 from rl_training.data.memory import format_bytes
 from rl_training.errors import RunError
 from rl_training.experiment.manager import ExperimentInterrupted, ExperimentManager
-from rl_training.experiment.result import (
-    ExperimentResult,
-    SeedResult,
-    bootstrap_interval,
-    interquartile_mean,
-)
+from rl_training.experiment.result import ExperimentResult, SeedResult
+from rl_training.experiment.statistics import bootstrap_interval, interquartile_mean
 from rl_training.storage.files import remove
 from rl_training.storage.metrics_log import METRICS_NAME, read_metrics
 from rl_training.storage.runs import (

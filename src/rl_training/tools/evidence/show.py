@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from rl_training.errors import RLTrainingError, RunError
+from rl_training.experiment.statistics import share_interval
 from rl_training.tools.evidence.card import Card, card_files, read_card
 from rl_training.tools.evidence.make import missing_cards, outdated
 from rl_training.tools.evidence.reproduce import Reproduction
@@ -18,7 +19,7 @@ def show_cards(folder: Path | None = None) -> None:
 
     Without a folder: those that come with the package, and those in `evidence`.
     """
-    rows = [["card", "steps", "seeds", "interquartile mean [95 %]", "published", ""]]
+    rows = [["card", "steps", "seeds", "failed", "interquartile mean [95 %]", "published", ""]]
     damaged = []
     for path in card_files(folder).values():
         try:
@@ -28,9 +29,11 @@ def show_cards(folder: Path | None = None) -> None:
             continue
         changed = outdated(card)
         state = f"not as packaged now: {changed}" if changed else ""
+        failed = card.failed()
         row = [card.config, f"{card.budget:,}", str(len(card.seeds))]
+        row.append("" if failed is None else str(failed))
         rows.append([*row, _figures(card), _published(card), state])
-    rows += [[name, "", "", "missing", "", ""] for name in missing_cards(folder)]
+    rows += [[name, "", "", "", "missing", "", ""] for name in missing_cards(folder)]
     _show_table(rows)
     if damaged:
         raise RunError("\n".join(damaged))
@@ -41,6 +44,12 @@ def show_card(path: Path) -> None:
     card = read_card(path)
     typer.echo(f"{card.config}: interquartile mean {_figures(card)}")
     typer.echo(f"returns of seeds {card.seed_numbers}: {[round(r, 2) for r in card.returns]}")
+    if (failed := card.failed()) is not None:
+        low, high = share_interval(failed, len(card.seeds))
+        typer.echo(
+            f"failed, with a return below {card.failure_below:g}: {failed} of {len(card.seeds)} "
+            f"seeds ({low:.1%} to {high:.1%})"
+        )
     typer.echo(f"published: {_published(card)}")
     typer.echo(f"card: {path}")
     typer.echo(f"picture: {path.with_suffix('.png')}")
@@ -53,13 +62,27 @@ def show_reproduction(outcome: Reproduction) -> None:
         rows.append([str(old.seed), f"{old.return_mean:.2f}", f"{new.return_mean:.2f}"])
     rows.append(["interquartile mean", f"{outcome.expected.iqm:.2f}", f"{outcome.iqm:.2f}"])
     _show_table(rows)
+    verdict = "PASS" if outcome.passed else "FAIL"
     if outcome.identical:
-        typer.echo("every evaluation is equal to the card's to the last bit")
-    low = outcome.expected.interval_95[0]
-    sign, verdict = (">=", "PASS") if outcome.passed else ("<", "FAIL")
+        typer.echo(f"{verdict}, by bits: every evaluation is equal to the card's to the last bit")
+        return
+    reasons = "; ".join(outcome.differences) or "the processor, versions and commit are the card's"
+    typer.echo(f"the bits differ ({reasons}), so the distributions of the returns are compared")
+    low, sign = outcome.expected.interval_95[0], ">=" if outcome.iqm >= outcome.bound else "<"
     typer.echo(
-        f"{verdict}: {outcome.iqm:.2f} {sign} {outcome.bound:.2f}, the low end of the card's "
-        f"interval for these seeds ({low:.2f}) minus its tolerance ({outcome.tolerance:.2f})"
+        f"{verdict}, by distributions: interquartile mean {outcome.iqm:.2f} {sign} "
+        f"{outcome.bound:.2f}, the low end of the card's interval for these seeds ({low:.2f}) "
+        f"minus its tolerance ({outcome.tolerance:.2f}){_failures(outcome)}"
+    )
+
+
+def _failures(outcome: Reproduction) -> str:
+    if outcome.failed is None:
+        return ""
+    before, now = outcome.failed
+    return (
+        f"; failed seeds: {now} of {len(outcome.new)}, in the card {before} of {len(outcome.old)} "
+        f"(by chance with probability {outcome.failures_by_chance:.2g})"
     )
 
 
