@@ -30,7 +30,7 @@ from rl_training import train_dqn
 from rl_training.cli import app
 from rl_training.config.loading import dump_yaml
 from rl_training.runtime.agent import Agent
-from rl_training.runtime.console import ConsoleProgress
+from rl_training.runtime.console import ConsoleProgress, sparkline
 from rl_training.runtime.result import command_line
 from rl_training.storage.checkpoints import find_checkpoint, write_checkpoint
 from rl_training.storage.metrics_log import read_metrics
@@ -293,6 +293,14 @@ def test_the_bar_shows_steps_speed_time_left_and_returns(tmp_path: Path) -> None
     best = result.best_eval_return_mean
     assert f"return {result.eval_return_mean:.1f}, best {best:.1f}" in last
     assert "no evaluation yet" in screen.getvalue()
+    curve = re.search(r"best [\d.]+ ([▁▂▃▄▅▆▇█]+)", last)
+    assert curve
+    assert len(curve[1]) == 3  # at 100, at 200 and at the end
+
+
+def test_a_curve_reaches_from_the_lowest_to_the_highest_value() -> None:
+    assert sparkline([-7.0, 0.0, 7.0, 3.5]) == "▁▅█▆"  # heights 0, 3.5 to even, 7 and 5.25
+    assert sparkline([2.0, 2.0]) == "██"
 
 
 # eval

@@ -105,6 +105,13 @@ def test_values_are_those_of_the_network() -> None:
     assert expected.probabilities.tolist() == [[1]] * 3
 
 
+def test_returns_are_those_of_the_environment_whatever_learning_scales() -> None:
+    agent = gambler("dqn", [1.0, -2.0, 4.0], algo_kwargs={"reward_scale": 0.5})
+    expected = explained(agent).expected
+    assert expected.q_values.tolist() == [2, -4, 8]
+    assert expected.returns.tolist() == [[2], [-4], [8]]
+
+
 def test_quantiles_are_in_order_and_equally_probable() -> None:
     expected = explained(quantile_agent()).expected
     assert expected.form == "quantiles"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +27,16 @@ if TYPE_CHECKING:
 
 REFRESH_SECONDS = 0.2
 PLAIN_LINES = 10  # lines over a whole run where there is no terminal
+CURVE_WIDTH = 16  # evaluations in the curve beside the bar
+_HEIGHTS = "▁▂▃▄▅▆▇█"
 
 
 class ConsoleProgress(Callback):
-    """Shows steps, speed, time left, and the last and best evaluation return."""
+    """Shows steps, speed, time left, and the evaluation returns: the last, the best, the curve."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True)
+        self._evaluated: list[float] = []
         self._bar: Progress | None = None
         self._task = TaskID(0)
         self._next_refresh = 0.0
@@ -83,6 +87,7 @@ class ConsoleProgress(Callback):
     def on_evaluation(self, run: TrainingRun, evaluation: Evaluation) -> None:
         """Show the result without waiting for the next refresh."""
         self._next_refresh = 0.0
+        self._evaluated.append(evaluation.mean)
         if self._bar is None:
             self._say(
                 f"step {run.env_steps:,}: evaluation return {evaluation.mean:.1f} "
@@ -112,7 +117,17 @@ class ConsoleProgress(Callback):
         returns = "no evaluation yet" if last is None else f"return {last.mean:.1f}"
         if best is not None:
             returns += f", best {best:.1f}"
+        if self._bar is not None and len(self._evaluated) > 1:
+            returns += f" {sparkline(self._evaluated[-CURVE_WIDTH:])}"
         return {"speed": run.steps_per_second, "returns": returns}
 
     def _say(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A curve of one character per value, from the lowest to the highest of them."""
+    low, high = min(values), max(values)
+    steps = len(_HEIGHTS) - 1
+    share = [(value - low) / (high - low) if high > low else 1.0 for value in values]
+    return "".join(_HEIGHTS[round(part * steps)] for part in share)

@@ -96,7 +96,10 @@ def action_returns(algorithm: Any, obs: np.ndarray) -> ActionReturns:
             "observation within the range the agent was trained on?"
         )
     returns: ReturnDistribution = algorithm.returns(output[0].cpu().numpy())
-    return ActionReturns(returns.form, returns.returns, returns.probabilities, q_values)
+    scale = algorithm.hyper.reward_scale  # it learned from scaled rewards; show returns unscaled
+    return ActionReturns(
+        returns.form, returns.returns / scale, returns.probabilities, q_values / scale
+    )
 
 
 def check_path(path: Path) -> None:

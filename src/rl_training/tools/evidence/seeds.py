@@ -260,9 +260,13 @@ def _versions(session: dict[str, Any]) -> dict[str, str]:
 
 
 def _cpu_model() -> str:
+    """The processor's name with its family and model: one name covers several that round apart."""
     try:
-        lines = _CPUINFO.read_text().splitlines()
+        lines = _CPUINFO.read_text().split("\n\n")[0].splitlines()
     except OSError:
         lines = []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return next(iter(models), platform.processor() or platform.machine())
+    facts = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in lines)}
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    if {"cpu family", "model"} <= facts.keys():
+        return f"{name} (family {facts['cpu family']}, model {facts['model']})"
+    return name
