@@ -143,6 +143,7 @@ class WarmPopen:
 
 
 def _run(arguments: tuple[str, ...], output: str, directory: str) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's ignores it
     os.chdir(directory)
     os.environ["TERM"] = "xterm"
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

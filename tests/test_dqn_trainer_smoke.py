@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from rl_training import C51, QRDQN, Callback, StopOnReturn, TrainConfig, train_dqn
+from rl_training import C51, DQN, QRDQN, Callback, StopOnReturn, TrainConfig, train_dqn
 from rl_training.api import ManagedAlgorithm
 from rl_training.errors import (
     ConfigError,
@@ -329,6 +330,46 @@ def test_an_environment_that_raises_ends_the_run_with_its_words(tmp_path: Path) 
     assert (listed.status, listed.env_steps) == ("failed", 6)
 
 
+class ExitingEnv(CountingEnv):
+    """A counting env that ends the process in its 7th step, or when it is built or reset."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where, self.calls = where, 0
+        self._exit("built")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self._exit("reset")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: int) -> Any:
+        self.calls += 1
+        if self.calls == 7:
+            self._exit("step")
+        return super().step(action)
+
+    def _exit(self, where: str) -> None:
+        if where == self.where:
+            sys.exit("enough")
+
+
+@pytest.mark.parametrize("where", ["built", "reset", "step"])
+def test_an_environment_that_exits_ends_the_run_as_one_that_raises(
+    where: str, tmp_path: Path
+) -> None:
+    with pytest.raises(EnvError, match=r"SystemExit.*: enough"):
+        train_dqn(tiny_config("dqn", tmp_path, env_id=partial(ExitingEnv, where), eval_interval=0))
+    if where == "step":
+        (run_dir,) = tmp_path.iterdir()
+        assert find_checkpoint(run_dir).env_steps == 6
+
+
+def test_an_environment_that_exits_ends_an_evaluation_as_one_that_raises() -> None:
+    agent = DQN(partial(ExitingEnv, "reset"))
+    with pytest.raises(EnvError, match=r"SystemExit in reset.*: enough"):
+        agent.evaluate(3)
+
+
 def test_a_run_whose_environment_was_mended_goes_on_where_it_failed(tmp_path: Path) -> None:
     config = tiny_config("dqn", tmp_path, env_id=MendedEnv, eval_interval=0)
     MendedEnv.broken = True
@@ -429,17 +470,23 @@ def test_a_name_in_place_of_a_configuration_says_what_to_do() -> None:
         train_dqn("dqn/cartpole")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
+)
 def test_a_signal_saves_then_stops_and_handlers_are_put_back(number: int, tmp_path: Path) -> None:
     class Signal(Callback):
         def on_step(self, run: TrainingRun) -> None:
             if run.env_steps == 77:
                 os.kill(os.getpid(), number)
 
-    before = signal.getsignal(number)
-    with pytest.raises(TrainingInterrupted) as caught:
-        train_dqn(tiny_config("dqn", tmp_path), callbacks=[Signal()])
-    assert signal.getsignal(number) == before
+    usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    before = signal.signal(number, usual)  # a background job starts with SIGINT ignored
+    try:
+        with pytest.raises(TrainingInterrupted) as caught:
+            train_dqn(tiny_config("dqn", tmp_path), callbacks=[Signal()])
+        assert signal.getsignal(number) == usual
+    finally:
+        signal.signal(number, before)
     assert caught.value.signal_number == number
     result = caught.value.result
     assert result.status == "interrupted"

@@ -62,7 +62,7 @@ def test_what_is_no_list_of_seeds_is_refused(text: str) -> None:
 
 
 def test_seeds_stand_once_and_are_not_endless() -> None:
-    with pytest.raises(UsageError, match="each seed may stand once, found '0-3,2'"):
+    with pytest.raises(UsageError, match="each seed may appear only once, found '0-3,2'"):
         parse_seeds("0-3,2")
     with pytest.raises(UsageError, match="at most 10000 seeds"):
         parse_seeds("0-9999999999")

@@ -1,11 +1,16 @@
-"""A run keeps the memory it has freed, where the C library can be asked to."""
+"""Signals that a run notes, and the memory it keeps, where the C library can be asked to."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
+
+from rl_training.runtime.process import Interrupts
 
 FAULTS = """
 import resource
@@ -43,3 +48,52 @@ def faults(way: str) -> float:
 def test_memory_that_was_freed_is_used_again_without_page_faults() -> None:
     """8 arrays of 2 MB are 4,000 pages, which the system gives anew each time if not kept."""
     assert faults("kept") < 100
+
+
+# Signals
+
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Whatever a test does to signals ends with it; SIGINT may be ignored in a background job."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_first_signal_is_noted_and_the_next_has_its_usual_effect(
+    number: signal.Signals, handlers: None
+) -> None:
+    usual = {each: signal.getsignal(each) for each in SIGNALS}
+    with Interrupts() as interrupts:
+        assert interrupts.received is None
+        os.kill(os.getpid(), number)
+        assert interrupts.received == number
+        assert {each: signal.getsignal(each) for each in SIGNALS} == usual
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_that_is_ignored_from_the_start_stays_ignored(
+    number: signal.Signals, handlers: None
+) -> None:
+    """As SIGHUP under nohup, and SIGINT in a shell's background jobs."""
+    signal.signal(number, signal.SIG_IGN)
+    with Interrupts() as interrupts:
+        os.kill(os.getpid(), number)
+        assert interrupts.received is None
+        assert signal.getsignal(number) is signal.SIG_IGN
+
+
+def test_a_handler_of_the_program_stays_its(handlers: None) -> None:
+    noted: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, _: noted.append(number))
+    with Interrupts() as interrupts:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert (interrupts.received, noted) == (None, [signal.SIGUSR1])
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert interrupts.received == signal.SIGUSR2

@@ -129,6 +129,8 @@ def test_a_setting_without_brackets_is_taken_as_it_stands(text: str, value: str)
         ("{a: " * 100_000, "f.yaml:1: nested more than 20 levels deep"),
         ("".join(" " * depth + "a:\n" for depth in range(30)), "nested more than 20 levels"),
         ("? " * 3000, "nested more than 20 levels deep"),
+        ("k: [" + "1," * 300_000 + "]", "f.yaml:1: more than 10000 keys and values"),
+        ("".join(f"k{n}: 1\n" for n in range(50_000)), "f.yaml:5000: more than 10000 keys"),
         ("x" * 1_000_001, "f.yaml:1: larger than 1000000 bytes"),
     ],
     ids=lambda value: str(value)[:20].encode("unicode_escape").decode(),

@@ -149,8 +149,9 @@ class _Layers:
         }
         # The top-level spelling keeps its origin too: a mistake may be reported under it.
         self.origins |= {(path[-1],): origin for path, origin in inside.items()}
+        known = {**inside, **origins}
         for key, value in lifted.items():
-            self._put((key,), value, {**inside, **origins})
+            self._put((key,), value, known)
 
     def add_python(self, values: Mapping[Any, Any], origin: str) -> None:
         """Put values from Python on top: copied, every one of the same origin."""

@@ -19,6 +19,7 @@ from rl_training.errors import ConfigError
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 20
+MAX_VALUES = 10_000  # keys, items and values; the reader takes half a second for as many
 
 _WORDS: dict[str, bool | float | None] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
@@ -108,6 +109,7 @@ class _Builder:
         self.lines: dict[KeyPath, int] = {}
         self.mistakes: list[tuple[int, str]] = []
         self.events: Iterator[Any] = iter(())
+        self._values_read = 0
 
     def document(self) -> Any:
         """The only document's value; None if there is none."""
@@ -149,6 +151,11 @@ class _Builder:
     def _value(self, event: _NodeStart, path: KeyPath, depth: int) -> object:
         if depth > MAX_DEPTH:
             raise self._error(_line(event), f"nested more than {MAX_DEPTH} levels deep")
+        self._values_read += 1
+        if self._values_read > MAX_VALUES:
+            raise self._error(
+                _line(event), f"more than {MAX_VALUES} keys and values; this is no configuration"
+            )
         if isinstance(event, yaml.AliasEvent):
             return self._refuse(event, f"the alias *{event.anchor} is not allowed; write it out")
         if event.anchor is not None:

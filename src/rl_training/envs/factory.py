@@ -127,7 +127,7 @@ def make_vector_env(
             f"{_name(source)} could not be built in a worker process, which ended; its error is "
             "printed above. vectorization: sync builds all environments in this process."
         ) from error.with_traceback(None)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _build_error(_name(source), error) from error
 
 
@@ -210,7 +210,7 @@ def _made(env_id: str, kwargs: Mapping[str, Any], make: Callable[[], T]) -> T:
         if kwargs and "unexpected keyword argument" in str(error):
             raise ConfigError(f"env_kwargs: {error}") from error
         raise _build_error(env_id, error) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _build_error(env_id, error) from error
 
 
@@ -241,7 +241,7 @@ def _missing_extra(env_id: str, error: Exception) -> RLTrainingError:
     return MissingExtra(f"{env_id} needs a package that is not installed: {error}")
 
 
-def _build_error(name: str, error: Exception) -> EnvError:
+def _build_error(name: str, error: BaseException) -> EnvError:
     """That something could not be built."""
     return EnvError(f"{name} could not be built: {type(error).__name__}: {error}")
 
@@ -270,7 +270,7 @@ def _call(make: object, name: str, kwargs: dict[str, Any]) -> object:
         raise
     except (ImportError, gym.error.DependencyNotInstalled) as error:
         raise MissingExtra(f"{name} needs a package that is not installed: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _build_error(name, error) from error
 
 
@@ -295,7 +295,7 @@ def _wrap(env: Env, wrapper: Wrapper) -> Env:
         raise
     except (ImportError, gym.error.DependencyNotInstalled) as error:
         raise MissingExtra(f"the wrapper {name} needs a package: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"wrappers: {name} with arguments {dict(kwargs)} cannot wrap {env}: {error}"
         ) from error

@@ -242,7 +242,7 @@ def parse_seeds(text: str) -> list[int]:
             raise UsageError(f"--seeds: expected at most {MAX_SEEDS} seeds, found {text[:80]!r}")
         seeds += range(low, high + 1)
     if len(set(seeds)) != len(seeds):
-        raise UsageError(f"--seeds: each seed may stand once, found {text[:80]!r}")
+        raise UsageError(f"--seeds: each seed may appear only once, found {text[:80]!r}")
     return seeds
 
 

@@ -77,7 +77,7 @@ class Collector(Stateful):
         one_each = isinstance(envs.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
         try:
             obs, _ = envs.reset(seed=cast("int", seeds if one_each else seeds[0]))
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # exit() is no way to end a run
             raise self._env_error("reset", error) from error
         self._obs = self._require_finite(self.adapter.encode(obs))
         self._first = self._all_rows.copy()
@@ -93,7 +93,7 @@ class Collector(Stateful):
         action = self.adapter.decode(result.action)  # outside: its failure is not the environment's
         try:
             raw, reward, terminated, truncated, info = self.envs.step(action)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._env_error("step", error) from error
         done = terminated | truncated
         valid = self._all_rows
@@ -127,7 +127,7 @@ class Collector(Stateful):
             return final, self._require_finite(obs)
         try:
             restarted, _ = self.envs.reset(options={"reset_mask": done})
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._env_error("reset", error) from error
         return obs, self._require_finite(self.adapter.encode(restarted))
 
@@ -180,7 +180,7 @@ class Collector(Stateful):
         else:
             self.envs.close()
 
-    def _env_error(self, call: str, error: Exception) -> EnvError:
+    def _env_error(self, call: str, error: BaseException) -> EnvError:
         self._failed = True
         return EnvError(
             f"{self.adapter.spec.env_id} raised {type(error).__name__} in {call} at vector step "

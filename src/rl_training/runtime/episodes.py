@@ -93,14 +93,14 @@ class EpisodePlayer:
     def _reset(self, row: int, seed: int, episode: int) -> np.ndarray:
         try:
             obs, _ = self._envs[row].reset(seed=derive_seed(seed, "episode", episode))
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # exit() is no way to end a run
             raise self._env_error("reset", error) from error
         return self._finite("observation", self._adapter.encode_one(obs))
 
     def _step(self, row: int, episode: int, action: np.ndarray) -> tuple[np.ndarray, EpisodeStep]:
         try:
             obs, reward, terminated, truncated, _ = self._envs[row].step(action)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._env_error("step", error) from error
         next_obs = self._finite("observation", self._adapter.encode_one(obs))
         self._finite("reward", np.asarray(reward, np.float64))
@@ -114,7 +114,7 @@ class EpisodePlayer:
             )
         return values
 
-    def _env_error(self, call: str, error: Exception) -> EnvError:
+    def _env_error(self, call: str, error: BaseException) -> EnvError:
         return EnvError(
             f"{self._adapter.spec.env_id} raised {type(error).__name__} in {call} during an "
             f"evaluation: {error}"

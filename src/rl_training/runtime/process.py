@@ -10,7 +10,13 @@ import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
-_WATCHED = (signal.SIGINT, signal.SIGTERM)
+_WATCHED = [
+    number
+    # Ctrl-C, a service manager or scheduler, a closed terminal, and what Slurm sends on request.
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+    if (number := getattr(signal, name, None)) is not None
+]
+_ENDING = (signal.SIGINT, signal.SIGTERM)
 
 KEPT_BYTES = 256 * 1024**2
 LARGEST_KEPT_BYTES = 32 * 1024**2  # the most that glibc accepts
@@ -19,10 +25,12 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names of options in malloc.h
 
 
 class Interrupts:
-    """Context in which the first SIGINT or SIGTERM is noted in `received` instead of acting.
+    """Context in which the first signal is noted in `received` instead of acting.
 
-    The run then saves and stops; a second signal ends the process at once. Only the main thread
-    may set signal handlers; elsewhere nothing is watched.
+    The run then saves and stops; a second signal ends the process at once. A signal that the
+    process was started to ignore stays ignored, as SIGHUP under nohup, and a handler of the
+    program's for SIGHUP, SIGUSR1 or SIGUSR2 stays its. Only the main thread may set signal
+    handlers; elsewhere nothing is watched.
     """
 
     def __init__(self) -> None:
@@ -31,8 +39,13 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.getsignal(number) for number in _WATCHED}
-            for number in _WATCHED:
+            handlers = {number: signal.getsignal(number) for number in _WATCHED}
+            self._previous = {
+                number: handler
+                for number, handler in handlers.items()
+                if handler == signal.SIG_DFL or (number in _ENDING and handler != signal.SIG_IGN)
+            }
+            for number in self._previous:
                 signal.signal(number, self._note)
         return self
 

@@ -77,7 +77,7 @@ def close(venv: Venv) -> None:
     """Close the environment, whatever state it is in."""
     try:
         venv.close()
-    except Exception:
+    except (Exception, SystemExit):
         # A worker is gone; Gymnasium's own close would wait for it again when it is collected.
         venv.unwrapped.closed = True
         for process in getattr(venv.unwrapped, "processes", ()):

@@ -164,7 +164,8 @@ def resume_level(make: Callable[[], VectorEnv[Any, Any, Any]] | None, *, seed: i
     with probe.undisturbed(), ExitStack() as opened:
         try:
             return _find_level(make, opened, seed)
-        except Exception as error:  # it will show again in training, where it is reported in full
+        except (Exception, SystemExit) as error:
+            # It will show again in training, where it is reported in full.
             raised = f"{type(error).__name__}: {error}"
             return ResumeLevel("statistical", f"the environment raised {raised}")
 
@@ -242,7 +243,8 @@ def _misfit_reported(env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> Itera
         yield
     except CheckpointError:
         raise
-    except Exception as error:  # a damaged state can fail anywhere, as can a set_state
+    except (Exception, SystemExit) as error:
+        # A damaged state can fail anywhere, as can a set_state.
         raise CheckpointError(
             f"the saved state does not fit {type(env.unwrapped).__qualname__}: {error!r}"
         ) from error
