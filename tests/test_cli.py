@@ -300,7 +300,8 @@ def test_the_bar_shows_steps_speed_time_left_and_returns(tmp_path: Path) -> None
 
 def test_a_curve_reaches_from_the_lowest_to_the_highest_value() -> None:
     assert sparkline([-7.0, 0.0, 7.0, 3.5]) == "▁▅█▆"  # heights 0, 3.5 to even, 7 and 5.25
-    assert sparkline([2.0, 2.0]) == "██"
+    assert sparkline([2.0, 2.0]) == "▄▄"
+    assert sparkline([-1e308, 1e308]) == "▄▄"  # further apart than a float can say
 
 
 # eval

@@ -227,8 +227,13 @@ def test_what_may_explain_other_bits_is_named() -> None:
     elsewhere = card.model_copy(
         update={"machine": card.machine.model_copy(update={"cpu": "Another processor"})}
     )
+    named = card.machine.model_copy(update={"cpu": card.machine.cpu.partition(" (family")[0]})
+    older = card.model_copy(update={"machine": named})
+    assert compare(older, card.seeds, tuple(same)).differences == ()
+    newer = newer.model_copy(update={"threads": 2})
     assert compare(elsewhere, card.seeds, (newer, newer)).differences == (
-        f"processor Another processor, now {card.machine.cpu}",
+        f"processor Another processor, now {card.machine.cpu.partition(' (family')[0]}",
+        "threads 1, now 2",
         "torch 2.6, now 2.7",
         "commit 0123456789abcdef, now fedcba",
     )
@@ -245,9 +250,12 @@ def test_more_failed_seeds_than_chance_explains_fail_a_reproduction() -> None:
     ):
         returns = [100.0] * failures + [500.0] * (19 - failures) + [499.0]
         outcome = compare(card, card.seeds, with_returns(card, returns))
-        assert outcome.failed == (0, failures)
+        assert outcome.failed == failures
         assert outcome.failures_by_chance == pytest.approx(chance, rel=1e-12)
         assert outcome.passed is passed
+    # Three seeds that all failed, beside the card's twenty: 3 * 2 * 1 / (23 * 22 * 21).
+    few = compare(card, card.seeds[:3], with_returns(card, [400.0] * 20)[:3])
+    assert few.failures_by_chance == pytest.approx(6 / (23 * 22 * 21), rel=1e-12)
     silent = make_card([500.0] * 20, tolerance=25.0)
     outcome = compare(silent, silent.seeds, with_returns(silent, [100.0] * 5 + [500.0] * 15))
     assert (outcome.failed, outcome.passed) == (None, True)

@@ -11,7 +11,7 @@ import rl_training
 from rl_training.config.loading import packaged_configs
 from rl_training.experiment.registry import resolve_config
 from rl_training.tools.evidence.card import Card, card_files, read_card
-from rl_training.tools.evidence.make import outdated
+from rl_training.tools.evidence.make import outdated, planned_cards
 from rl_training.tools.evidence.seeds import card_configuration, figures_over
 from test_evidence_card import make_card
 
@@ -43,8 +43,12 @@ def test_a_committed_card_is_of_the_packaged_configuration_as_it_is_now(name: st
 def card_of(name: str, **changes: Any) -> Card:
     configuration = card_configuration(resolve_config(name).config)
     hyper = configuration["algo_kwargs"] | changes.pop("algo_kwargs", {})
+    plan = planned_cards()[name]
     return make_card(
-        [1.0] * 5, config=name, configuration=configuration | changes | {"algo_kwargs": hyper}
+        [1.0] * len(plan.seed_numbers),
+        config=name,
+        failure_below=plan.failure_below,
+        configuration=configuration | changes | {"algo_kwargs": hyper},
     )
 
 
@@ -65,6 +69,7 @@ def test_other_seeds_and_lost_keys_are_changes_and_new_keys_with_their_default_a
     card = card_of("dqn/cartpole")
     fewer = card.model_copy(update={"seeds": card.seeds[:3]})
     assert outdated(fewer) == "seeds"
+    assert outdated(card.model_copy(update={"failure_below": 1.0})) == "failure_below"
     assert outdated(card_of("dqn/cartpole", once_a_key=1)) == "keys that no longer exist"
     older = {key: value for key, value in card.configuration.items() if key != "execution"}
     assert outdated(card.model_copy(update={"configuration": older})) == ""

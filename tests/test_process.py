@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -66,15 +68,17 @@ def handlers() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_the_first_signal_is_noted_and_the_next_has_its_usual_effect(
+def test_the_first_signal_is_noted_and_then_only_ctrl_c_and_sigterm_have_an_effect(
     number: signal.Signals, handlers: None
 ) -> None:
     usual = {each: signal.getsignal(each) for each in SIGNALS}
+    ignored = dict.fromkeys(SIGNALS[2:], signal.SIG_IGN)  # a terminal may send SIGHUP twice
     with Interrupts() as interrupts:
         assert interrupts.received is None
         os.kill(os.getpid(), number)
         assert interrupts.received == number
-        assert {each: signal.getsignal(each) for each in SIGNALS} == usual
+        assert {each: signal.getsignal(each) for each in SIGNALS} == usual | ignored
+    assert {each: signal.getsignal(each) for each in SIGNALS} == usual
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -89,7 +93,20 @@ def test_a_signal_that_is_ignored_from_the_start_stays_ignored(
         assert signal.getsignal(number) is signal.SIG_IGN
 
 
-def test_a_handler_of_the_program_stays_its(handlers: None) -> None:
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="asks the system")
+def test_a_stack_dump_on_request_stays_possible(handlers: None, tmp_path: Path) -> None:
+    with (tmp_path / "stacks").open("w") as stacks:
+        faulthandler.register(signal.SIGUSR1, stacks)
+        try:
+            with Interrupts() as interrupts:
+                os.kill(os.getpid(), signal.SIGUSR1)
+        finally:
+            faulthandler.unregister(signal.SIGUSR1)
+    assert interrupts.received is None
+    assert "test_a_stack_dump_on_request" in (tmp_path / "stacks").read_text()
+
+
+def test_a_handler_of_the_program_is_left_in_place(handlers: None) -> None:
     noted: list[int] = []
     signal.signal(signal.SIGUSR1, lambda number, _: noted.append(number))
     with Interrupts() as interrupts:

@@ -19,7 +19,7 @@ from rl_training.errors import ConfigError
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 20
-MAX_VALUES = 10_000  # keys, items and values; the reader takes half a second for as many
+MAX_VALUES = 20_000  # keys, items and values; PyYAML takes most of a second for as many
 
 _WORDS: dict[str, bool | float | None] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
@@ -154,7 +154,8 @@ class _Builder:
         self._values_read += 1
         if self._values_read > MAX_VALUES:
             raise self._error(
-                _line(event), f"more than {MAX_VALUES} keys and values; this is no configuration"
+                _line(event),
+                f"more than {MAX_VALUES} keys and values; put large data into a file of its own",
             )
         if isinstance(event, yaml.AliasEvent):
             return self._refuse(event, f"the alias *{event.anchor} is not allowed; write it out")

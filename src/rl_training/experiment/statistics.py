@@ -38,7 +38,7 @@ def _interquartile_means(rows: np.ndarray) -> np.ndarray:
 
 
 def share_interval(count: int, total: int) -> tuple[float, float]:
-    """The 95 % interval of a share of which `count` in `total` was seen (Wilson, 1927).
+    """The 95 % interval for a share observed as `count` of `total` (Wilson, 1927).
 
     Unlike the usual mean plus or minus two deviations it has a width at 0 and at `total` too.
     """
@@ -49,7 +49,7 @@ def share_interval(count: int, total: int) -> tuple[float, float]:
 
 
 def more_failures_by_chance(failed: int, total: int, *, before: int, of: int) -> float:
-    """How likely `failed` of `total` or more are by chance if `before` in `of` fail as often.
+    """How likely `failed` of `total` or more are by chance if both groups fail equally often.
 
     Fisher's exact test, one-sided: of all ways to share out the failures among the seeds of both
     groups, those that give the first group at least `failed`.

@@ -77,7 +77,7 @@ class Collector(Stateful):
         one_each = isinstance(envs.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
         try:
             obs, _ = envs.reset(seed=cast("int", seeds if one_each else seeds[0]))
-        except (Exception, SystemExit) as error:  # exit() is no way to end a run
+        except (Exception, SystemExit) as error:  # its exit() must not skip the save
             raise self._env_error("reset", error) from error
         self._obs = self._require_finite(self.adapter.encode(obs))
         self._first = self._all_rows.copy()

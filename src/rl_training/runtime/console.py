@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +76,7 @@ class ConsoleProgress(Callback):
             now = time.monotonic()
             if now >= self._next_refresh:
                 self._next_refresh = now + REFRESH_SECONDS
-                self._bar.update(self._task, completed=run.env_steps, **self._fields(run))
+                self._show(run, run.env_steps)
         elif run.env_steps >= self._next_line:
             self._next_line = run.env_steps + run.progress.horizon / PLAIN_LINES
             fields = self._fields(run)
@@ -101,33 +103,43 @@ class ConsoleProgress(Callback):
 
     def on_end(self, run: TrainingRun, result: TrainResult) -> None:
         """Stop the bar where the run ended."""
-        if self._bar is not None:
-            self._bar.update(self._task, completed=result.global_step, **self._fields(run))
-            self._bar.stop()
-            self._bar = None
+        self._show(run, result.global_step)
+        self.close()
 
     def close(self) -> None:
         """Release the terminal, also after an error."""
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            with suppress(OSError):
+                bar.stop()
+
+    def _show(self, run: TrainingRun, env_steps: int) -> None:
         if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+            try:
+                self._bar.update(self._task, completed=env_steps, **self._fields(run))
+            except OSError:  # the terminal was closed
+                self.close()
 
     def _fields(self, run: TrainingRun) -> dict[str, Any]:
         last, best = run.last_evaluation, run.best_return
         returns = "no evaluation yet" if last is None else f"return {last.mean:.1f}"
         if best is not None:
             returns += f", best {best:.1f}"
-        if self._bar is not None and len(self._evaluated) > 1:
+        if self._bar is not None and len(self._evaluated) > 1 and self.console.encoding == "utf-8":
             returns += f" {sparkline(self._evaluated[-CURVE_WIDTH:])}"
         return {"speed": run.steps_per_second, "returns": returns}
 
     def _say(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        try:
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        except OSError:  # the terminal was closed; the run goes on, or saves and ends
+            self.console = Console(quiet=True)
 
 
 def sparkline(values: Sequence[float]) -> str:
     """A curve of one character per value, from the lowest to the highest of them."""
     low, high = min(values), max(values)
-    steps = len(_HEIGHTS) - 1
-    share = [(value - low) / (high - low) if high > low else 1.0 for value in values]
-    return "".join(_HEIGHTS[round(part * steps)] for part in share)
+    spread, steps = high - low, len(_HEIGHTS) - 1
+    if not 0 < spread < math.inf:
+        return _HEIGHTS[steps // 2] * len(values)
+    return "".join(_HEIGHTS[round((value - low) / spread * steps)] for value in values)

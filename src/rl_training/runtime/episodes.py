@@ -93,7 +93,7 @@ class EpisodePlayer:
     def _reset(self, row: int, seed: int, episode: int) -> np.ndarray:
         try:
             obs, _ = self._envs[row].reset(seed=derive_seed(seed, "episode", episode))
-        except (Exception, SystemExit) as error:  # exit() is no way to end a run
+        except (Exception, SystemExit) as error:  # its exit() must not skip the save
             raise self._env_error("reset", error) from error
         return self._finite("observation", self._adapter.encode_one(obs))
 

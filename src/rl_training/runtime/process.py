@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType, TracebackType
 
-_WATCHED = [
-    number
-    # Ctrl-C, a service manager or scheduler, a closed terminal, and what Slurm sends on request.
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
-    if (number := getattr(signal, name, None)) is not None
-]
 _ENDING = (signal.SIGINT, signal.SIGTERM)
+_ASKING = tuple(  # a closed terminal, and what Slurm sends on request
+    getattr(signal, name) for name in ("SIGHUP", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)
+)
 
 KEPT_BYTES = 256 * 1024**2
 LARGEST_KEPT_BYTES = 32 * 1024**2  # the most that glibc accepts
@@ -27,10 +26,11 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names of options in malloc.h
 class Interrupts:
     """Context in which the first signal is noted in `received` instead of acting.
 
-    The run then saves and stops; a second signal ends the process at once. A signal that the
-    process was started to ignore stays ignored, as SIGHUP under nohup, and a handler of the
-    program's for SIGHUP, SIGUSR1 or SIGUSR2 stays its. Only the main thread may set signal
-    handlers; elsewhere nothing is watched.
+    The run then saves and stops; a second SIGINT or SIGTERM ends the process at once. SIGHUP,
+    SIGUSR1 and SIGUSR2, which schedulers and terminals may send twice, ask the same and then
+    nothing more. A signal that the process was started to ignore stays ignored, as SIGHUP under
+    nohup, and the program's own handler of one of the last three is left in place. Only the main
+    thread may set signal handlers; elsewhere nothing is watched.
     """
 
     def __init__(self) -> None:
@@ -39,14 +39,12 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
-            handlers = {number: signal.getsignal(number) for number in _WATCHED}
-            self._previous = {
-                number: handler
-                for number, handler in handlers.items()
-                if handler == signal.SIG_DFL or (number in _ENDING and handler != signal.SIG_IGN)
-            }
-            for number in self._previous:
-                signal.signal(number, self._note)
+            taken = {n: h for n in _ENDING if (h := signal.getsignal(n)) != signal.SIG_IGN}
+            taken |= {n: signal.SIG_DFL for n in _ASKING if _has_no_handler(n)}
+            self._previous = {n: h for n, h in taken.items() if h is not None}
+            for number in tuple(self._previous):
+                if self.received is None:  # else one has come already, and they are restored
+                    signal.signal(number, self._note)
         return self
 
     def __exit__(
@@ -59,13 +57,22 @@ class Interrupts:
 
     def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - signal's call
         self.received = number
-        # From now on the next signal has its usual effect.
-        self._restore()
+        for each, handler in self._previous.items():
+            signal.signal(each, handler if each in _ENDING else signal.SIG_IGN)
 
     def _restore(self) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous = {}
+
+
+def _has_no_handler(number: int) -> bool:
+    """Whether a signal has its default effect; faulthandler's handlers are not Python's."""
+    if signal.getsignal(number) != signal.SIG_DFL:
+        return False
+    status = Path("/proc/self/status")
+    caught = re.search(r"SigCgt:\s*(\w+)", status.read_text()) if status.exists() else None
+    return caught is None or not int(caught[1], 16) >> (number - 1) & 1
 
 
 def keep_freed_memory() -> None:

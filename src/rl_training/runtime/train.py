@@ -66,7 +66,7 @@ def train(
 ) -> TrainResult:
     """Train one agent to the end of its budget and leave a complete run directory.
 
-    A SIGINT or SIGTERM saves a checkpoint and raises TrainingInterrupted.
+    A signal such as SIGINT or SIGTERM saves a checkpoint and raises TrainingInterrupted.
     """
     hyper = check_hyper_parameters(spec.hyper, config.algo_kwargs)
     # Store a reference any process can resolve: another one may resume the run.

@@ -146,8 +146,8 @@ def check_measurable(run: TrainingRun) -> None:
     """Refuse a run whose critics' bias cannot be measured."""
     if not isinstance(run.algorithm, HasCritics):
         raise ConfigError(
-            f"callbacks: QBias measures critics, and {run.config.algo} has none that value its "
-            "actions; leave it out"
+            f"callbacks: QBias asks an algorithm's critics with sampled_values, which "
+            f"{run.config.algo} does not define; leave it out"
         )
     if run.evaluator is None:
         raise ConfigError(

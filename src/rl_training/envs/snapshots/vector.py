@@ -90,9 +90,11 @@ class SnapshotEnvMaker:
     def __call__(self) -> SnapshotEnv:
         """A new environment."""
         if os.getpid() != self.owner:
-            # A worker. Ctrl-C reaches it too, but only the owner decides when to stop, after a
-            # save that needs the worker; and the owner's handlers are of no use here.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            # A worker. Signals to the process group reach it too, but only the owner decides when
+            # to stop, after a save that needs the worker; the owner's handlers are of no use here.
+            for name in ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"):
+                if hasattr(signal, name):
+                    signal.signal(getattr(signal, name), signal.SIG_IGN)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         return SnapshotEnv(self.make(), self.env_index)
 

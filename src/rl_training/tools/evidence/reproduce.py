@@ -20,6 +20,7 @@ from rl_training.tools.evidence.seeds import (
     RUNS,
     Report,
     figures_over,
+    joined,
     joined_versions,
     this_machine,
     train_seeds,
@@ -27,15 +28,16 @@ from rl_training.tools.evidence.seeds import (
 
 COMPARED_NAME = "reproduction.json"
 SIGNIFICANCE = 0.05
-"""More failed seeds than the card's fail a reproduction if chance explains them less often."""
+"""A reproduction fails if chance alone gives this many failed seeds less often than this."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduction:
     """A card's seeds run again; `old` and `expected` are of those seeds alone.
 
-    `failed` counts failed seeds, the card's and the new ones, if the card says what a failure is.
-    `differences` says what may explain other bits.
+    `failed` counts the new seeds that failed, if the card says what a failure is, and
+    `failures_by_chance` is the probability of as many or more if they fail as often as all of the
+    card's. `differences` says what may explain other bits.
     """
 
     old: tuple[SeedRecord, ...]
@@ -43,7 +45,8 @@ class Reproduction:
     expected: Figures
     iqm: float
     tolerance: float
-    failed: tuple[int, int] | None
+    failed: int | None
+    failures_by_chance: float
     differences: tuple[str, ...] = ()
 
     @property
@@ -60,12 +63,6 @@ class Reproduction:
     def bound(self) -> float:
         """The least interquartile mean that passes."""
         return self.expected.interval_95[0] - self.tolerance
-
-    @property
-    def failures_by_chance(self) -> float:
-        """The probability of as many failed seeds if they fail as often as the card's."""
-        before, now = self.failed or (0, 0)
-        return more_failures_by_chance(now, len(self.new), before=before, of=len(self.old))
 
     @property
     def passed(self) -> bool:
@@ -113,26 +110,35 @@ def compare(card: Card, old: tuple[SeedRecord, ...], new: tuple[SeedRecord, ...]
     Some of the seeds can lie below the interval of all of them, so they get their own interval.
     """
     whole = {record.seed for record in old} == set(card.seed_numbers)
-    before, now = card.failed(old), card.failed(new)
+    failed, before = card.failed(new), card.failed()
     return Reproduction(
         old=old,
         new=new,
         expected=card.figures if whole else figures_over([record.return_mean for record in old]),
         iqm=figures_over([record.return_mean for record in new]).iqm,
         tolerance=card.tolerance,
-        failed=None if before is None or now is None else (before, now),
+        failed=failed,
+        # Other bits are other samples, so that all of the card's seeds count, also beside a few.
+        failures_by_chance=more_failures_by_chance(
+            failed or 0, len(new), before=before or 0, of=len(card.seeds)
+        ),
         differences=_differences(card, new),
     )
 
 
 def _differences(card: Card, new: tuple[SeedRecord, ...]) -> tuple[str, ...]:
-    """In what the new seeds were trained otherwise than the card's: processor, versions, commit."""
-    commits = {record.commit for record in new}
-    pairs = {"processor": (card.machine.cpu, this_machine().cpu)}
+    """How the training of the new seeds differed from the card's."""
+    cpu, here = card.machine.cpu, this_machine().cpu
+    if "(family" not in cpu:  # older cards have the name alone
+        here = here.partition(" (family")[0]
+    pairs = {"processor": (cpu, here)}
+    for name in ("device", "threads"):
+        was, now = ({str(getattr(r, name)) for r in records} for records in (card.seeds, new))
+        pairs[name] = (joined(sorted(was)), joined(sorted(now)))
     versions = joined_versions(record.versions for record in new)
     for name in sorted({*card.versions, *versions}):
         pairs[name] = (card.versions.get(name, "none"), versions.get(name, "none"))
-    pairs["commit"] = (card.commit, ", ".join(sorted(commits)))
+    pairs["commit"] = (card.commit, joined(sorted({record.commit for record in new})))
     return tuple(f"{name} {was}, now {now}" for name, (was, now) in pairs.items() if was != now)
 
 
@@ -149,6 +155,7 @@ def _comparison(card: Card, outcome: Reproduction) -> dict[str, Any]:
         "iqm": outcome.iqm,
         "bound": outcome.bound,
         "failed": outcome.failed,
+        "failures_by_chance": outcome.failures_by_chance,
         "compared": outcome.compared,
         "differences": outcome.differences,
         "passed": outcome.passed,

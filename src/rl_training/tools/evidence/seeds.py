@@ -260,7 +260,7 @@ def _versions(session: dict[str, Any]) -> dict[str, str]:
 
 
 def _cpu_model() -> str:
-    """The processor's name with its family and model: one name covers several that round apart."""
+    """The processor with family and model: several share a name but round differently."""
     try:
         lines = _CPUINFO.read_text().split("\n\n")[0].splitlines()
     except OSError:

@@ -11,7 +11,7 @@ from rl_training.errors import RLTrainingError, RunError
 from rl_training.experiment.statistics import share_interval
 from rl_training.tools.evidence.card import Card, card_files, read_card
 from rl_training.tools.evidence.make import missing_cards, outdated
-from rl_training.tools.evidence.reproduce import Reproduction
+from rl_training.tools.evidence.reproduce import SIGNIFICANCE, Reproduction
 
 
 def show_cards(folder: Path | None = None) -> None:
@@ -77,12 +77,12 @@ def show_reproduction(outcome: Reproduction) -> None:
 
 
 def _failures(outcome: Reproduction) -> str:
-    if outcome.failed is None:
-        return ""
-    before, now = outcome.failed
+    if not outcome.failed:
+        return "" if outcome.failed is None else "; no seed failed"
+    sign = ">=" if outcome.failures_by_chance >= SIGNIFICANCE else "<"
     return (
-        f"; failed seeds: {now} of {len(outcome.new)}, in the card {before} of {len(outcome.old)} "
-        f"(by chance with probability {outcome.failures_by_chance:.2g})"
+        f"; {outcome.failed} of {len(outcome.new)} seeds failed (as many or more by chance: "
+        f"probability {outcome.failures_by_chance:.2g} {sign} {SIGNIFICANCE})"
     )
 
 
