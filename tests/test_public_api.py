@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from rl_training import DQN, Callback, TrainConfig, train_dqn
+from rl_training.api import ManagedAlgorithm
 from rl_training.errors import (
     CheckpointError,
     ConfigError,
@@ -443,3 +444,11 @@ def test_a_device_that_is_missing_is_refused_if_asked_for(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="device: cuda"):
         DQN.load(saved, device="cuda")
     assert DQN.load(saved, device="cpu").config.device == "cpu"
+
+
+def test_a_class_that_names_no_algorithm_says_so_when_it_is_used() -> None:
+    class Base(ManagedAlgorithm):
+        """What several classes share; it is fine as long as nobody makes one."""
+
+    with pytest.raises(UsageError, match=r"Base: expected algo_name, .* found neither"):
+        Base("CartPole-v1")

@@ -65,9 +65,9 @@ class ManagedAlgorithm:
             cls.algo_name = cls.spec.name
 
     def __init__(self, config_or_env: object, /, **keys: object) -> None:
+        name = self._spec().name
         if isinstance(config_or_env, TrainConfig):
             source = config_or_env
-            name = self._spec().name
             if get_spec(source.algo).name != name:
                 raise ConfigError(f"algo: expected {name} for this class, found {source.algo!r}")
             loaded = resolve_config(source, arguments=keys)
@@ -239,6 +239,11 @@ class ManagedAlgorithm:
 
     @classmethod
     def _spec(cls) -> AlgorithmSpec:
+        if not hasattr(cls, "algo_name"):
+            raise UsageError(
+                f"{cls.__name__}: expected algo_name, a name or package.module:SPEC, or spec, an "
+                "AlgorithmSpec, found neither; give the class one of them"
+            )
         return get_spec(cls.algo_name)
 
     def _environments(self) -> Environments:
