@@ -145,7 +145,7 @@ SCALAR = r"Custom\.loss: expected a scalar tensor that requires grad, or Loss\(v
         ),
         (
             lambda loss: torch.ones((), requires_grad=True),
-            "expected a loss that depends on a network of Custom, found one that depends on none",
+            r"expected a loss that depends on Custom\.model, which it trains, found one that does not",
         ),
     ],
 )
@@ -214,6 +214,26 @@ def test_both_losses_of_an_actor_critic_are_tried(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match=r"Custom\.actor_loss: .*found a tensor of shape \(1,\)"):
         train_as("sac", Custom, tmp_path)
+
+
+def test_a_loss_reaches_the_network_that_its_optimiser_trains(tmp_path: Path) -> None:
+    """A gradient in the other network would be dropped, and this one would never learn."""
+
+    class CriticInPlaceOfActor(SAC):
+        actor_loss = SAC.critic_loss
+
+    class ActorInPlaceOfCritics(SAC):
+        def critic_loss(self, batch: Batch, noise: Tensor) -> Any:
+            return self.actor(batch.obs).square().mean()
+
+    for algorithm, loss, network in (
+        (CriticInPlaceOfActor, "actor_loss", "actor"),
+        (ActorInPlaceOfCritics, "critic_loss", "critics"),
+    ):
+        kind = algorithm.__name__
+        message = rf"{kind}\.{loss}: expected a loss that depends on {kind}\.{network}, which"
+        with pytest.raises(UsageError, match=message):
+            train_as("sac", algorithm, tmp_path)
 
 
 def test_an_error_in_a_loss_is_reported_as_its_own(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, Loss
+from rl_training.algorithms.optimization import Optimizer
 from rl_training.data.examples import ROWS
 from rl_training.errors import UsageError
 from rl_training.runtime.seeding import global_generator_state, restore_global_generators
@@ -42,18 +43,18 @@ def check_losses(algorithm: Algorithm, *, priorities: bool = False) -> None:
         networks = algorithm.networks().values()
         for network in networks:
             network.train()
-        leaves = [p for network in networks for p in network.parameters() if p.requires_grad]
         for name, inputs in examples.items():
             title = f"{kind}.{name}"
             result = _call(title, getattr(algorithm, name), *inputs)
             _check_result(title, result)
             priorities = priorities and getattr(result, "priority", None) is None
             value = result.value if isinstance(result, Loss) else result
+            network, leaves = _trained_by(algorithm, name)
             grads = _call(f"the gradient of {title}", _differentiate, value, leaves)
             if all(grad is None for grad in grads):
                 raise UsageError(
-                    f"{title}: expected a loss that depends on a network of {kind}, found one that "
-                    "depends on none; compute it from a network's output"
+                    f"{title}: expected a loss that depends on {network}, which it trains, found "
+                    "one that does not; compute it from that network's output"
                 )
     if priorities:
         raise UsageError(
@@ -61,6 +62,18 @@ def check_losses(algorithm: Algorithm, *, priorities: bool = False) -> None:
             "priority for each row, Loss(value, metrics, priority), found none; give one, or leave "
             "prioritized out"
         )
+
+
+def _trained_by(algorithm: Algorithm, name: str) -> tuple[str, list[Tensor]]:
+    """What `critic_loss` trains is what `critic_optimizer` holds; without one, every network."""
+    optimizer = getattr(algorithm, name.removesuffix("loss") + "optimizer", None)
+    if isinstance(optimizer, Optimizer):
+        names = [name for name, part in vars(algorithm).items() if part is optimizer.module]
+        network = ".".join([type(algorithm).__name__, *names[:1]])
+        return network, optimizer.leaves
+    networks = algorithm.networks().values()
+    leaves = [p for network in networks for p in network.parameters() if p.requires_grad]
+    return f"a network of {type(algorithm).__name__}", leaves
 
 
 def _examples_match_update(kind: type[Algorithm]) -> bool:
