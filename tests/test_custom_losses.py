@@ -145,7 +145,7 @@ SCALAR = r"Custom\.loss: expected a scalar tensor that requires grad, or Loss\(v
         ),
         (
             lambda loss: torch.ones((), requires_grad=True),
-            r"expected a loss that depends on Custom\.model, which it trains, found one that does not",
+            r"expected a loss that depends on Custom\.model, which it trains, found one",
         ),
     ],
 )

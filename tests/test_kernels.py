@@ -411,18 +411,25 @@ def assert_loss(
     assert_close(torch.from_numpy(found.priority), expected.priority, **SINGLE)
 
 
+TEMPERATURES = st.sampled_from([0.0, 0.05, 2.0])
+
+
 @pytest.mark.parametrize("kind", ["huber", "mse"])
 @some()
-@given(rows=ROWS, actions=st.integers(1, 5), double=st.booleans(), seed=SEEDS)
+@given(
+    rows=ROWS, actions=st.integers(1, 5), double=st.booleans(), temperature=TEMPERATURES, seed=SEEDS
+)
 @double_precision()
-def test_dqn(kind: Any, rows: int, actions: int, double: bool, seed: int) -> None:
+def test_dqn(
+    kind: Any, rows: int, actions: int, double: bool, temperature: float, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     q, next_q = quarters(rng, rows, actions), quarters(rng, rows, actions)
     selector = quarters(rng, rows, actions) if double else None
     array = None if selector is None else selector.numpy()
     assert_loss(
-        partial(dqn_loss, selector=selector, kind=kind),
-        partial(losses.dqn_loss, selector=array, huber=kind == "huber"),
+        partial(dqn_loss, selector=selector, temperature=temperature, kind=kind),
+        partial(losses.dqn_loss, selector=array, temperature=temperature, huber=kind == "huber"),
         q,
         next_q,
         random_rows(rng, rows, actions),
@@ -462,15 +469,24 @@ def test_more_pairs_of_quantiles_than_are_compared_at_once(
 
 
 @some()
-@given(rows=ROWS, actions=st.integers(1, 4), count=COUNTS, double=st.booleans(), seed=SEEDS)
+@given(
+    rows=ROWS,
+    actions=st.integers(1, 4),
+    count=COUNTS,
+    double=st.booleans(),
+    temperature=TEMPERATURES,
+    seed=SEEDS,
+)
 @double_precision()
-def test_qr_dqn(rows: int, actions: int, count: int, double: bool, seed: int) -> None:
+def test_qr_dqn(
+    rows: int, actions: int, count: int, double: bool, temperature: float, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     selector = quarters(rng, rows, actions) if double else None
     array = None if selector is None else selector.numpy()
     assert_loss(
-        partial(qr_dqn_loss, selector=selector),
-        partial(losses.qr_dqn_loss, selector=array),
+        partial(qr_dqn_loss, selector=selector, temperature=temperature),
+        partial(losses.qr_dqn_loss, selector=array, temperature=temperature),
         quarters(rng, rows, actions, count),
         normal(rng, rows, actions, int(rng.integers(1, 6))),
         random_rows(rng, rows, actions),
@@ -498,19 +514,28 @@ def test_the_projection_of_a_distribution(
     count=st.integers(2, 9),
     scale=st.sampled_from([1.0, 30.0]),
     double=st.booleans(),
+    temperature=TEMPERATURES,
     seed=SEEDS,
 )
 @double_precision()
-def test_c51(rows: int, actions: int, count: int, scale: float, double: bool, seed: int) -> None:
+def test_c51(
+    rows: int,
+    actions: int,
+    count: int,
+    scale: float,
+    double: bool,
+    temperature: float,
+    seed: int,
+) -> None:
     rng = np.random.default_rng(seed)
     support = torch.linspace(-3.0, 4.0, count)
     selector = normal(rng, rows, actions) if double else None
     array = None if selector is None else selector.numpy()
     assert_loss(
         lambda logits, next_logits, batch: c51_loss(
-            logits, next_logits, batch, support, selector=selector
+            logits, next_logits, batch, support, selector=selector, temperature=temperature
         ),
-        partial(losses.c51_loss, support=support.numpy(), selector=array),
+        partial(losses.c51_loss, support=support.numpy(), selector=array, temperature=temperature),
         normal(rng, rows, actions, count, scale=scale),
         normal(rng, rows, actions, count, scale=scale),
         random_rows(rng, rows, actions),
@@ -696,9 +721,10 @@ def test_losses_stay_in_single_precision() -> None:
     support = np.linspace(-1, 1, 5, dtype=np.float32)
     q, quantiles = normal(rng, 6, 3).numpy(), normal(rng, 6, 3, 5).numpy()
     results: list[Any] = [
-        *losses.dqn_loss(q, q, batch, selector=None, huber=True),
-        *losses.qr_dqn_loss(quantiles, quantiles, batch, selector=None),
-        *losses.c51_loss(quantiles, quantiles, batch, support=support, selector=q),
+        *losses.dqn_loss(q, q, batch, selector=None, temperature=0.0, huber=True),
+        *losses.dqn_loss(q, q, batch, selector=q, temperature=0.5, huber=True),
+        *losses.qr_dqn_loss(quantiles, quantiles, batch, selector=None, temperature=0.5),
+        *losses.c51_loss(quantiles, quantiles, batch, support=support, selector=q, temperature=0.5),
         *losses.squashed_sample(q[:, :2], q[:, :1])[:3],
         *losses.sac_loss(q.T[..., None], q[:, 0]),
         *losses.redq_loss(q.T[..., None], q[:, 0]),

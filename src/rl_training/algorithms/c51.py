@@ -13,7 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Loss
-from rl_training.algorithms.value_based import ReturnDistribution, ValueBased, action_values
+from rl_training.algorithms.value_based import (
+    ReturnDistribution,
+    ValueBased,
+    action_values,
+    bootstrap,
+)
 from rl_training.config.value_based import C51Config
 from rl_training.data.types import Batch, EnvSpec, expect_shapes
 
@@ -44,18 +49,21 @@ def c51_loss(
     support: Tensor,
     *,
     selector: Tensor | None = None,
+    temperature: float = 0.0,
 ) -> Loss:
     """Weighted mean over the batch of the cross-entropy with the projected target distribution.
 
     Shapes: logits [B, A, K] of the online network at `obs`, next_logits [B, A, K] of the target
     network at `next_obs`, support [K]; `selector` [B, A] chooses the next action, by default by the
     expectation of `next_logits`. A row's priority is the cross-entropy beyond the target's own
-    entropy (Kullback-Leibler), as in Rainbow.
+    entropy (Kullback-Leibler), as in Rainbow. With a temperature the next state's distribution is
+    the mixture of its actions', moved by the bonus.
     """
-    if selector is None:
-        selector = next_logits.softmax(-1) @ support
-    next_probabilities = action_values(next_logits, selector.argmax(1)).softmax(-1)
-    target = project(next_probabilities, batch.reward, batch.discount, support).detach()
+    next_probabilities = next_logits.softmax(-1)
+    selector = next_probabilities @ support if selector is None else selector
+    mixture, bonus = bootstrap(next_probabilities, selector, temperature)
+    reward = batch.reward + batch.discount * bonus
+    target = project(mixture, reward, batch.discount, support).detach()
     log_probabilities = action_values(logits, batch.action).log_softmax(-1)
     cross_entropy = -(target * log_probabilities).sum(-1)
     loss = (cross_entropy * batch.weight).mean()
@@ -90,7 +98,14 @@ class C51(ValueBased):
     def loss(self, batch: Batch) -> Loss:
         """`c51_loss` on the algorithm's support."""
         next_logits, selector = self.target(batch.next_obs), self.selector(batch.next_obs)
-        return c51_loss(self.model(batch.obs), next_logits, batch, self.support, selector=selector)
+        return c51_loss(
+            self.model(batch.obs),
+            next_logits,
+            batch,
+            self.support,
+            selector=selector,
+            temperature=self.hyper.temperature,
+        )
 
     @staticmethod
     def output_shape_per_action(hyper: C51Config) -> tuple[int, ...]:

@@ -16,23 +16,28 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rl_training.algorithms.base import Loss
-from rl_training.algorithms.value_based import ValueBased, action_values
+from rl_training.algorithms.value_based import ValueBased, action_values, bootstrap
 from rl_training.config.value_based import DQNConfig
 from rl_training.data.types import Batch, expect_shapes
 
 
 def td_target(
-    reward: Tensor, discount: Tensor, next_q: Tensor, selector: Tensor | None = None
+    reward: Tensor,
+    discount: Tensor,
+    next_q: Tensor,
+    selector: Tensor | None = None,
+    temperature: float = 0.0,
 ) -> Tensor:
-    """Target `reward + discount * next_q[argmax selector]`.
+    """Target `reward + discount * next_q[argmax selector]`, softened by a temperature.
 
     Shapes: reward [B], discount [B], next_q and selector [B, A]. Without a selector this is
     Q-learning's maximum; with the online network's values it is double Q-learning
     (van Hasselt et al., 2016, Eq. 4).
     """
-    next_value = next_q.amax(1) if selector is None else action_values(next_q, selector.argmax(1))
-    expect_shapes("B, B, B", reward, discount, next_value)
-    return reward + discount * next_value
+    selector = next_q if selector is None else selector
+    next_value, bonus = bootstrap(next_q, selector, temperature)
+    expect_shapes("B, B, B, B", reward, discount, next_value, bonus)
+    return reward + discount * (next_value + bonus)
 
 
 def dqn_loss(
@@ -41,6 +46,7 @@ def dqn_loss(
     batch: Batch,
     *,
     selector: Tensor | None = None,
+    temperature: float = 0.0,
     kind: Literal["huber", "mse"] = "huber",
 ) -> Loss:
     """Mean over the batch of the weighted Huber (or half squared) temporal-difference error.
@@ -48,7 +54,7 @@ def dqn_loss(
     Shapes: q, next_q and selector [B, A]. `q` is the online network at `obs`, `next_q` the target
     network at `next_obs`; `selector` chooses the next action, by default `next_q` itself.
     """
-    target = td_target(batch.reward, batch.discount, next_q, selector).detach()
+    target = td_target(batch.reward, batch.discount, next_q, selector, temperature).detach()
     value = action_values(q, batch.action)
     expect_shapes("B, B, B", value, target, batch.weight)
     if kind == "huber":
@@ -74,5 +80,11 @@ class DQN(ValueBased):
     def loss(self, batch: Batch) -> Loss:
         """`dqn_loss`; with `double` the online network chooses the next action."""
         next_q, selector = self.target(batch.next_obs), self.selector(batch.next_obs)
-        q = self.model(batch.obs)
-        return dqn_loss(q, next_q, batch, selector=selector, kind=self.hyper.loss)
+        return dqn_loss(
+            self.model(batch.obs),
+            next_q,
+            batch,
+            selector=selector,
+            temperature=self.hyper.temperature,
+            kind=self.hyper.loss,
+        )

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rl_training.algorithms.base import ActResult, Loss, Recurrent, check_recurrent
-from rl_training.algorithms.value_based import ValueBased
+from rl_training.algorithms.value_based import ValueBased, bootstrap
 from rl_training.config.value_based import DRQNConfig
 from rl_training.data.examples import example_sequences
 from rl_training.data.types import Clock, PolicyState, SequenceBatch, expect_shapes
@@ -46,6 +46,7 @@ def drqn_loss(
     batch: SequenceBatch,
     *,
     double: bool = False,
+    temperature: float = 0.0,
     n_step: int = 1,
     kind: Literal["huber", "mse"] = "huber",
 ) -> Loss:
@@ -57,10 +58,10 @@ def drqn_loss(
     """
     expect_shapes("T B, T B, T B", batch.reward, batch.discount, batch.mask)
     mask = batch.mask.to(batch.reward.dtype)
-    next_value = target_values[1:].amax(-1)
-    if double:
-        best = q_values[1:].argmax(-1, keepdim=True)
-        next_value = target_values[1:].gather(-1, best).squeeze(-1)
+    next_q = target_values[1:].flatten(0, 1)
+    selector = q_values[1:].detach().flatten(0, 1) if double else next_q
+    next_value, bonus = bootstrap(next_q, selector, temperature)
+    next_value = (next_value + bonus).view_as(batch.reward)
     target = sequence_target(batch, next_value, n_step).detach()
     value = q_values[: len(mask)].gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
     if kind == "huber":
@@ -104,6 +105,7 @@ class DRQN(Recurrent, ValueBased):
             target_values,
             batch,
             double=hyper.double,
+            temperature=hyper.temperature,
             n_step=hyper.n_step,
             kind=hyper.loss,
         )

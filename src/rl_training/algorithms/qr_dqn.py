@@ -13,22 +13,35 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Loss
 from rl_training.algorithms.functional.quantile import quantile_huber_loss
-from rl_training.algorithms.value_based import ReturnDistribution, ValueBased, action_values
+from rl_training.algorithms.value_based import (
+    ReturnDistribution,
+    ValueBased,
+    action_values,
+    bootstrap,
+)
 from rl_training.config.value_based import QRDQNConfig
 from rl_training.data.types import Batch
 
 
 def qr_dqn_loss(
-    quantiles: Tensor, next_quantiles: Tensor, batch: Batch, *, selector: Tensor | None = None
+    quantiles: Tensor,
+    next_quantiles: Tensor,
+    batch: Batch,
+    *,
+    selector: Tensor | None = None,
+    temperature: float = 0.0,
 ) -> Loss:
     """Weighted mean over the batch of the quantile Huber loss.
 
     Shapes: quantiles [B, A, N] of the online network at `obs`, next_quantiles [B, A, M] of the
     target network at `next_obs`; `selector` [B, A] chooses the next action, by default by the mean
-    of `next_quantiles`. A row's priority is how far the means are apart.
+    of `next_quantiles`. A row's priority is how far the means are apart. With a temperature
+    quantiles of one level are averaged over the next actions, as in Munchausen IQN (Vieillard et
+    al., 2020).
     """
-    best = (next_quantiles.mean(-1) if selector is None else selector).argmax(1)
-    samples = batch.reward[:, None] + batch.discount[:, None] * action_values(next_quantiles, best)
+    selector = next_quantiles.mean(-1) if selector is None else selector
+    next_samples, bonus = bootstrap(next_quantiles, selector, temperature)
+    samples = batch.reward[:, None] + batch.discount[:, None] * (next_samples + bonus[:, None])
     samples = samples.detach()
     predicted = action_values(quantiles, batch.action)
     loss = (quantile_huber_loss(predicted, samples) * batch.weight).mean()
@@ -51,7 +64,13 @@ class QRDQN(ValueBased):
     def loss(self, batch: Batch) -> Loss:
         """`qr_dqn_loss`; with `double` the online network chooses the next action."""
         next_quantiles, selector = self.target(batch.next_obs), self.selector(batch.next_obs)
-        return qr_dqn_loss(self.model(batch.obs), next_quantiles, batch, selector=selector)
+        return qr_dqn_loss(
+            self.model(batch.obs),
+            next_quantiles,
+            batch,
+            selector=selector,
+            temperature=self.hyper.temperature,
+        )
 
     @staticmethod
     def output_shape_per_action(hyper: QRDQNConfig) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from rl_training.algorithms.base import (
     ActResult,
@@ -57,6 +58,22 @@ class EpsilonGreedy(BlockNoise):
 def action_values(values: Tensor, action: Tensor) -> Tensor:
     """The entry of the action taken in each row: values [B, A, ...], action [B] gives [B, ...]."""
     return values[torch.arange(len(values), device=values.device), action]
+
+
+def bootstrap(outputs: Tensor, q: Tensor, temperature: float = 0.0) -> tuple[Tensor, Tensor]:
+    """What the next action promises: its entry of `outputs` [B, A, ...], and a bonus [B].
+
+    At temperature 0 that is the action with the highest q [B, A], and there is no bonus. Above 0
+    the next action has the probabilities softmax(q / temperature): entries are averaged, and the
+    bonus is temperature * entropy, so that q's own soft value is temperature * logsumexp(q /
+    temperature) (soft Q-learning, Haarnoja et al., 2017, Eq. 4).
+    """
+    if temperature == 0:
+        return action_values(outputs, q.argmax(1)), q.new_zeros(len(q))
+    log_policy = F.log_softmax(q / temperature, 1)
+    policy = log_policy.exp()
+    entropy = -(policy * log_policy).sum(1)
+    return torch.einsum("ba...,ba->b...", outputs, policy), temperature * entropy
 
 
 class ValueBased(Algorithm):

@@ -42,6 +42,13 @@ class ValueBasedConfig(OffPolicyHyperParameters):
     double: bool = Field(
         False, description="double Q-learning: the online network selects the next action"
     )
+    temperature: float = Field(
+        0.0,
+        ge=0,
+        le=1e6,
+        description="soft Q-learning: targets add this times the entropy of the next action, whose "
+        "probabilities are the softmax of Q / temperature; 0 takes the best action alone",
+    )
     dueling: bool = Field(
         False,
         description="dueling network: separate streams for state value and action advantages",

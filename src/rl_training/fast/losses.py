@@ -69,12 +69,29 @@ def log_softmax(x: Array) -> Array:
 # Value-based
 
 
+def soft_bootstrap(outputs: Array, q: Array, temperature: float) -> tuple[Array, Array]:
+    """Kernel of `algorithms.value_based.bootstrap` above temperature 0."""
+    log_policy = log_softmax(q / temperature)
+    policy = np.exp(log_policy)
+    bonus = -temperature * (policy * log_policy).sum(1)
+    return np.einsum("ba...,ba->b...", outputs, policy), bonus
+
+
 def dqn_loss(
-    q: Array, next_q: Array, batch: BatchArrays, *, selector: Array | None, huber: bool
+    q: Array,
+    next_q: Array,
+    batch: BatchArrays,
+    *,
+    selector: Array | None,
+    temperature: float,
+    huber: bool,
 ) -> ValueLoss:
     """Kernel of `algorithms.dqn.dqn_loss`."""
     rows = rows_of(len(q))
-    if selector is None:
+    if temperature:
+        selector = next_q if selector is None else selector
+        next_value = np.add(*soft_bootstrap(next_q, selector, temperature))
+    elif selector is None:
         next_value = np.maximum.reduce(next_q.T.copy(), 0)  # NumPy is slow on a short last axis
     else:
         next_value = next_q[rows, selector.argmax(1)]
@@ -93,12 +110,22 @@ def dqn_loss(
 
 
 def qr_dqn_loss(
-    quantiles: Array, next_quantiles: Array, batch: BatchArrays, *, selector: Array | None
+    quantiles: Array,
+    next_quantiles: Array,
+    batch: BatchArrays,
+    *,
+    selector: Array | None,
+    temperature: float,
 ) -> ValueLoss:
     """Kernel of `algorithms.qr_dqn.qr_dqn_loss`."""
     rows = rows_of(len(quantiles))
-    best = (next_quantiles.mean(-1) if selector is None else selector).argmax(1)
-    samples = batch.reward[:, None] + batch.discount[:, None] * next_quantiles[rows, best]
+    selector = next_quantiles.mean(-1) if selector is None else selector
+    if temperature:
+        next_samples, bonus = soft_bootstrap(next_quantiles, selector, temperature)
+        next_samples += bonus[:, None]
+    else:
+        next_samples = next_quantiles[rows, selector.argmax(1)]
+    samples = batch.reward[:, None] + batch.discount[:, None] * next_samples
     predicted = quantiles[rows, batch.action]
     losses, grad_quantiles = quantile_huber(predicted, samples)
     value, target = predicted.mean(-1), samples.mean(-1)
@@ -153,14 +180,25 @@ def project(probabilities: Array, reward: Array, discount: Array, support: Array
 
 
 def c51_loss(
-    logits: Array, next_logits: Array, batch: BatchArrays, *, support: Array, selector: Array | None
+    logits: Array,
+    next_logits: Array,
+    batch: BatchArrays,
+    *,
+    support: Array,
+    selector: Array | None,
+    temperature: float,
 ) -> ValueLoss:
     """Kernel of `algorithms.c51.c51_loss`."""
     rows = rows_of(len(logits))
+    reward = batch.reward
     if selector is None:
         selector = softmax(next_logits) @ support
-    next_probabilities = softmax(next_logits[rows, selector.argmax(1)])
-    target = project(next_probabilities, batch.reward, batch.discount, support)
+    if temperature:
+        mixture, bonus = soft_bootstrap(softmax(next_logits), selector, temperature)
+        reward = reward + batch.discount * bonus
+    else:
+        mixture = softmax(next_logits[rows, selector.argmax(1)])
+    target = project(mixture, reward, batch.discount, support)
     log_probabilities = log_softmax(logits[rows, batch.action])
     probabilities = np.exp(log_probabilities)
     value, target_value = probabilities @ support, target @ support

@@ -76,11 +76,13 @@ class ValueKernel:
         with np.errstate(all="ignore"):  # what is not finite is found by the metrics
             arrays = self._views.of(batch)
             after = self._target.forward(arrays.next_obs)
-            selector = None
-            if self._algorithm.hyper.double:
+            selector, hyper = None, self._algorithm.hyper
+            if hyper.double:
                 selector = self._q_values(self._model.forward(arrays.next_obs))
             output, backward = self._model.vjp(arrays.obs)
-            result = self._loss(output, after, arrays, selector=selector)
+            result = self._loss(
+                output, after, arrays, selector=selector, temperature=hyper.temperature
+            )
             backward(result.gradient)
         return _reported(VALUE_METRICS, result.metrics, torch.from_numpy(result.priority))
 

@@ -40,8 +40,7 @@ def check_losses(algorithm: Algorithm, *, priorities: bool = False) -> None:
             )
     with _state_restored(algorithm):
         examples = _call(f"{kind}.example_inputs", algorithm.example_inputs)
-        networks = algorithm.networks().values()
-        for network in networks:
+        for network in algorithm.networks().values():
             network.train()
         for name, inputs in examples.items():
             title = f"{kind}.{name}"
@@ -49,11 +48,11 @@ def check_losses(algorithm: Algorithm, *, priorities: bool = False) -> None:
             _check_result(title, result)
             priorities = priorities and getattr(result, "priority", None) is None
             value = result.value if isinstance(result, Loss) else result
-            network, leaves = _trained_by(algorithm, name)
+            trained, leaves = _trained_by(algorithm, name)
             grads = _call(f"the gradient of {title}", _differentiate, value, leaves)
             if all(grad is None for grad in grads):
                 raise UsageError(
-                    f"{title}: expected a loss that depends on {network}, which it trains, found "
+                    f"{title}: expected a loss that depends on {trained}, which it trains, found "
                     "one that does not; compute it from that network's output"
                 )
     if priorities:
@@ -64,7 +63,7 @@ def check_losses(algorithm: Algorithm, *, priorities: bool = False) -> None:
         )
 
 
-def _trained_by(algorithm: Algorithm, name: str) -> tuple[str, list[Tensor]]:
+def _trained_by(algorithm: Algorithm, name: str) -> tuple[str, Sequence[Tensor]]:
     """What `critic_loss` trains is what `critic_optimizer` holds; without one, every network."""
     optimizer = getattr(algorithm, name.removesuffix("loss") + "optimizer", None)
     if isinstance(optimizer, Optimizer):
@@ -116,7 +115,7 @@ def _call(title: str, function: Callable[..., Any], *inputs: object) -> Any:
         ) from error
 
 
-def _differentiate(value: Tensor, leaves: list[Tensor]) -> Sequence[Tensor | None]:
+def _differentiate(value: Tensor, leaves: Sequence[Tensor]) -> Sequence[Tensor | None]:
     return torch.autograd.grad(value, leaves, allow_unused=True)
 
 

@@ -37,7 +37,14 @@ class MyAlgo(DQN):
         q = self.model(batch.obs)  # [B, A]
         next_q = self.target(batch.next_obs)  # [B, A], the target network's
         selector = self.selector(batch.next_obs)  # with `double`, the online network's
-        base = dqn_loss(q, next_q, batch, selector=selector, kind=self.hyper.loss)
+        base = dqn_loss(
+            q,
+            next_q,
+            batch,
+            selector=selector,
+            temperature=self.hyper.temperature,
+            kind=self.hyper.loss,
+        )
         # An example of another term: conservative Q-learning (Kumar et al., 2020, Eq. 4).
         rows = q.logsumexp(1) - action_values(q, batch.action)
         penalty = (batch.weight * rows).mean()
