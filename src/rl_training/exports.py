@@ -60,7 +60,7 @@ _HOMES: dict[str, dict[str, tuple[str, ...]]] = {
         "algorithms.deterministic_actor_critic": ("DeterministicActorCritic",),
         "algorithms.functional.quantile": ("quantile_huber_loss",),
         "algorithms.functional.random_shift": ("random_shift",),
-        "algorithms.optimization": ("Optimizer", "TargetNetwork"),
+        "algorithms.optimization": ("AveragedNetwork", "Optimizer", "TargetNetwork"),
         "algorithms.soft_actor_critic": (
             "SoftActorCritic",
             "min_over_critics",

@@ -17,6 +17,7 @@ from rl_training.algorithms.drqv2 import DrQv2 as DrQv2
 from rl_training.algorithms.drqv2 import drqv2_loss as drqv2_loss
 from rl_training.algorithms.functional.quantile import quantile_huber_loss as quantile_huber_loss
 from rl_training.algorithms.functional.random_shift import random_shift as random_shift
+from rl_training.algorithms.optimization import AveragedNetwork as AveragedNetwork
 from rl_training.algorithms.optimization import Optimizer as Optimizer
 from rl_training.algorithms.optimization import TargetNetwork as TargetNetwork
 from rl_training.algorithms.ppo import PPO as PPO

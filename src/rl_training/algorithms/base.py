@@ -175,11 +175,12 @@ class Recurrent(Algorithm):
 
     @torch.no_grad()
     def output_and_state(
-        self, obs: np.ndarray, state: PolicyState, first: np.ndarray
+        self, obs: np.ndarray, state: PolicyState, first: np.ndarray, network: Any = None
     ) -> tuple[np.ndarray, PolicyState]:
-        """The network's output for one step, and its state after it."""
+        """The output of a network, by default `model`, for one step, and its state after it."""
         before = tuple(self.tensor(part) for part in state)
-        result = self.model.act(self.tensor(obs), before, self.tensor(first))
+        network = self.model if network is None else network
+        result = network.act(self.tensor(obs), before, self.tensor(first))
         return result[0].cpu().numpy(), host_state(result[-1])
 
 

@@ -126,7 +126,8 @@ class DRQN(Recurrent, ValueBased):
     ) -> ActResult:
         """Epsilon-greedy actions, or greedy ones; the state moves on."""
         self.set_exploring(explore)
-        q_values, after = self.output_and_state(obs, state, first)
+        network = self.model if explore else self.policy_network
+        q_values, after = self.output_and_state(obs, state, first, network)
         greedy = q_values.argmax(-1)
         if not explore:
             return ActResult(greedy, after)

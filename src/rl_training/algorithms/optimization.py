@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -243,7 +243,7 @@ class TargetNetwork(Stateful):
     online network's optimiser, whose flat buffer makes either one operation.
     """
 
-    state_fields = ("module", "intervals_passed")
+    state_fields: ClassVar[tuple[str, ...]] = ("module", "intervals_passed")
 
     def __init__(self, source: Optimizer, *, tau: float, interval: int | None = None) -> None:
         self.module: Any = copy.deepcopy(source.module).eval()
@@ -275,3 +275,24 @@ class TargetNetwork(Stateful):
         # which is never used: the next update draws new noise for both networks first.
         for buffer, source in zip(self.module.buffers(), self._source_buffers, strict=True):
             buffer.copy_(source)
+
+
+class AveragedNetwork(TargetNetwork):
+    """A running average of a network's weights over its updates (Polyak & Juditsky, 1992).
+
+    The mean of all of them during the first 1 / (1 - decay) updates, so that the initial weights
+    do not linger, and exponential from then on.
+    """
+
+    state_fields: ClassVar[tuple[str, ...]] = ("updates",)
+
+    def __init__(self, source: Optimizer, *, decay: float) -> None:
+        super().__init__(source, tau=1 - decay)
+        self.decay = decay
+        self.updates = 0
+
+    def update(self, clock: Clock) -> None:
+        """Move the average towards the weights."""
+        self.updates += 1
+        self.tau = max(1 - self.decay, 1 / self.updates)
+        super().update(clock)

@@ -25,7 +25,7 @@ from rl_training.algorithms.base import (
     example_observation,
     trainable_parameters,
 )
-from rl_training.algorithms.optimization import Optimizer, TargetNetwork
+from rl_training.algorithms.optimization import AveragedNetwork, Optimizer, TargetNetwork
 from rl_training.config.schedule import scheduled_value
 from rl_training.config.value_based import TARGET_UPDATE_INTERVAL, ValueBasedConfig
 from rl_training.data.examples import example_batch
@@ -86,6 +86,7 @@ class ValueBased(Algorithm):
     state_fields: ClassVar[tuple[str, ...]] = (
         "model",
         "target",
+        "average",
         "optimizer",
         "exploration",
         "noise",
@@ -113,6 +114,9 @@ class ValueBased(Algorithm):
         )
         interval = None if hyper.tau < 1 else hyper.target_update_interval or TARGET_UPDATE_INTERVAL
         self.target = TargetNetwork(self.optimizer, tau=hyper.tau, interval=interval)
+        self.average: AveragedNetwork | None = None
+        if hyper.ema_decay is not None:
+            self.average = AveragedNetwork(self.optimizer, decay=hyper.ema_decay)
         if hyper.noisy:
             self.target.module.train()  # the targets are noisy too
         self.exploration = EpsilonGreedy(spec.num_actions, seed)
@@ -131,6 +135,8 @@ class ValueBased(Algorithm):
         rate = self.learning_rate(clock)
         loss = self.optimizer.descend(self.loss, batch, learning_rate=rate)
         self.target.update(clock)
+        if self.average is not None:
+            self.average.update(clock)
         return UpdateResult(loss.metrics, priorities=loss.priority)
 
     def example_inputs(self) -> dict[str, tuple[Any, ...]]:
@@ -146,10 +152,10 @@ class ValueBased(Algorithm):
         *,
         explore: bool,
     ) -> ActResult:
-        """Epsilon-greedy actions, or greedy ones."""
+        """Epsilon-greedy actions, or greedy ones of the averaged network if there is one."""
         self.set_exploring(explore)
         if not explore:
-            return ActResult(self.greedy(obs), state)
+            return ActResult(self.greedy(obs, averaged=True), state)
         epsilon = self.epsilon(clock)
         return ActResult(self.exploration.act(epsilon, len(obs), lambda: self.greedy(obs)), state)
 
@@ -164,10 +170,16 @@ class ValueBased(Algorithm):
         for layer in self._noisy_layers:
             layer.resample(self.noise.numpy)
 
+    @property
+    def policy_network(self) -> Any:
+        """The network that acts when there is nothing to explore."""
+        return self.model if self.average is None else self.average.module
+
     @torch.no_grad()
-    def greedy(self, obs: np.ndarray) -> np.ndarray:
+    def greedy(self, obs: np.ndarray, *, averaged: bool = False) -> np.ndarray:
         """The action with the highest Q-value in each row."""
-        best: np.ndarray = self.q_values(self.model(self.tensor(obs))).argmax(-1).cpu().numpy()
+        network = self.policy_network if averaged else self.model
+        best: np.ndarray = self.q_values(network(self.tensor(obs))).argmax(-1).cpu().numpy()
         return best
 
     @staticmethod

@@ -61,6 +61,13 @@ class ValueBasedConfig(OffPolicyHyperParameters):
         False,
         description="layer normalisation before each activation; keeps values from running away",
     )
+    ema_decay: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="evaluation and predict act with a running average of the weights, of which "
+        "this share stays at each update, such as 0.999; null acts with the weights themselves",
+    )
     optimizer: OptimizerName = Field("adam", description="rmsprop is centred, as in the 2015 paper")
     optimizer_eps: float = Field(
         1e-8, gt=0, le=1, description="added to the optimiser's denominator"

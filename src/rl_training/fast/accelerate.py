@@ -16,7 +16,7 @@ from rl_training.algorithms.base import Algorithm, Recurrent
 from rl_training.algorithms.c51 import C51
 from rl_training.algorithms.dqn import DQN
 from rl_training.algorithms.functional.random_shift import RandomShifts
-from rl_training.algorithms.optimization import Optimizer, TargetNetwork
+from rl_training.algorithms.optimization import AveragedNetwork, Optimizer, TargetNetwork
 from rl_training.algorithms.ppo import PPO
 from rl_training.algorithms.qr_dqn import QRDQN
 from rl_training.algorithms.redq import REDQ
@@ -97,10 +97,13 @@ def _value_based(algorithm: ValueBased) -> Kernels:
     if algorithm.model is not algorithm.optimizer.module:
         return found
     model, target = _trained(algorithm.optimizer), _followed(algorithm.target)
+    average = None if algorithm.average is None else _followed(algorithm.average)
+    if algorithm.average is not None and average is None:
+        return found
     for home in (DQN, QRDQN, C51):
         if model is None or target is None or not isinstance(algorithm, home):
             continue
-        kernel = ValueKernel(algorithm, model, target)
+        kernel = ValueKernel(algorithm, model, target, average)
         if _unchanged(algorithm, home, "greedy", "q_values"):
             found.acting["greedy"] = kernel.greedy
         if _unchanged(algorithm, home, "loss", "selector", "q_values"):
@@ -159,8 +162,17 @@ def _recurrent(algorithm: Any) -> Kernels:
     packaged = packaged and algorithm.model is optimizer.module
     if not packaged or not _unchanged(algorithm, Recurrent, "output_and_state"):
         return Kernels()
-    kernel = RecurrentKernel(optimizer.module, _buffers(optimizer))
-    return Kernels(acting={"output_and_state": kernel.output_and_state})
+    kernels = {optimizer.module: RecurrentKernel(optimizer.module, _buffers(optimizer))}
+    average = getattr(algorithm, "average", None)
+    if average is not None:
+        buffers = Buffers(average.flat.detach().numpy())
+        kernels[average.module] = RecurrentKernel(average.module, buffers)
+
+    def output_and_state(obs: Any, state: Any, first: Any, network: Any = None) -> Any:
+        chosen = optimizer.module if network is None else network
+        return kernels[chosen].output_and_state(obs, state, first)
+
+    return Kernels(acting={"output_and_state": output_and_state})
 
 
 def _buffers(optimizer: Optimizer) -> Buffers:
@@ -179,7 +191,7 @@ def _trained(optimizer: Optimizer) -> Any:
 def _followed(target: TargetNetwork) -> Any:
     """The kernel of a target network, or None."""
     module = target.module
-    known = type(target) is TargetNetwork and has_kernel(module)
+    known = type(target) in (TargetNetwork, AveragedNetwork) and has_kernel(module)
     if not known or not _is_whole(target):
         return None
     return KERNELS[type(module)](module, Buffers(target.flat.detach().numpy()))

@@ -64,10 +64,14 @@ class ValueKernel:
     """Kernel of DQN, QR-DQN and C51."""
 
     def __init__(
-        self, algorithm: DQN | QRDQN | C51, model: ReshapedKernel, target: ReshapedKernel
+        self,
+        algorithm: DQN | QRDQN | C51,
+        model: ReshapedKernel,
+        target: ReshapedKernel,
+        average: ReshapedKernel | None = None,
     ) -> None:
         self._algorithm = algorithm
-        self._model, self._target = model, target
+        self._model, self._target, self._policy = model, target, average or model
         self._views = ArrayViews(losses.BatchArrays)
         self._q_values, self._loss = _value_functions(algorithm)
 
@@ -86,10 +90,11 @@ class ValueKernel:
             backward(result.gradient)
         return _reported(VALUE_METRICS, result.metrics, torch.from_numpy(result.priority))
 
-    def greedy(self, obs: Array) -> Array:
+    def greedy(self, obs: Array, *, averaged: bool = False) -> Array:
         """The action with the highest Q-value in each row."""
+        network = self._policy if averaged else self._model
         with np.errstate(all="ignore"):
-            best: Array = self._q_values(self._model.forward(obs)).argmax(-1)
+            best: Array = self._q_values(network.forward(obs)).argmax(-1)
         return best
 
 
