@@ -128,7 +128,7 @@ class TestLevel:
         [
             ("GlobalRandomEnv", "global random generator"),
             ("LeakyEnv", "different answers"),
-            ("RaisingEnv", "RuntimeError: the robot fell over"),
+            ("RaisingEnv", "RuntimeError in step: the robot fell over"),
         ],
     )
     def test_everything_else_is_statistical(self, name: str, reason: str) -> None:
@@ -138,7 +138,8 @@ class TestLevel:
 
     def test_worker_that_raises_is_statistical(self) -> None:
         level = resume_level(maker("toy_envs:RaisingEnv", kind="async"), seed=1)
-        assert level == ("statistical", "the environment raised RuntimeError: the robot fell over")
+        reason = "the environment raised RuntimeError in step: the robot fell over"
+        assert level == ("statistical", reason)
 
     def test_env_that_cannot_be_built_is_statistical(self) -> None:
         assert resume_level(maker("CartPol-v1"), seed=1).level == "statistical"

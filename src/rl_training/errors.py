@@ -92,3 +92,11 @@ def alternatives(words: Iterable[str]) -> str:
 def described(value: object) -> str:
     """An object for a message: a class by its name, anything else by at most 80 characters."""
     return f"the class {value.__name__}" if isinstance(value, type) else repr(value)[:80]
+
+
+def safe_text(error: BaseException) -> str:
+    """The message of an exception, also of one that raises when it is shown."""
+    try:
+        return str(error)
+    except BaseException:  # whatever a stranger's __str__ does, its error is to be reported
+        return "(its message cannot be shown)"

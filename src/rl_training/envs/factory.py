@@ -13,11 +13,12 @@ from typing import Any, TypeAlias, TypeVar
 
 import gymnasium as gym
 import gymnasium.wrappers
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
+from gymnasium.vector import VectorEnv
 
 from rl_training.config.imports import import_module, import_object
+from rl_training.envs.async_vector_env import DEFAULT_TIMEOUT, QuickAsyncVectorEnv
 from rl_training.envs.snapshots.vector import SnapshotEnvMaker
-from rl_training.envs.vector_envs import OneOfVector, QuickSyncVectorEnv
+from rl_training.envs.vector_envs import EnvFailure, OneOfVector, QuickSyncVectorEnv
 from rl_training.errors import (
     ConfigError,
     EnvError,
@@ -89,9 +90,11 @@ def make_vector_env(
     vectorization: str = "sync",
     env_kwargs: Mapping[str, Any] = NOTHING,
     wrappers: Sequence[Wrapper] = (),
+    env_timeout: float = DEFAULT_TIMEOUT,
 ) -> Venv:
     """Environments stepped together, reset within the step that ends an episode (SAME_STEP).
 
+    `async` puts them into worker processes, which have `env_timeout` seconds for each answer.
     `native` takes the vector implementation that an environment comes with, as it resets. An
     environment that is already built counts as one. A vector environment, built or made by a
     callable, is taken unchanged; `num_envs` must then be its number, or 1, the default.
@@ -114,19 +117,18 @@ def make_vector_env(
     makers = [SnapshotEnvMaker(make, index) for index in range(num_envs)]
     try:
         if vectorization == "async":
-            return AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+            return QuickAsyncVectorEnv(makers, timeout=env_timeout)
         return QuickSyncVectorEnv(makers)
     except _MadeVectorEnv as made:
         _refuse_options(made.venv, {}, wrappers)
         return _checked_number(made.venv, num_envs)
+    except EnvFailure as error:
+        raise EnvError(
+            f"{_name(source)} could not be built in a worker process: {error}\n"
+            "vectorization: sync builds all environments in this process."
+        ) from None
     except RLTrainingError:
         raise
-    except (EOFError, ConnectionError) as error:
-        # Without its traceback, which would keep the half-built vector env and its workers alive.
-        raise EnvError(
-            f"{_name(source)} could not be built in a worker process, which ended; its error is "
-            "printed above. vectorization: sync builds all environments in this process."
-        ) from error.with_traceback(None)
     except (Exception, SystemExit) as error:
         raise _build_error(_name(source), error) from error
 

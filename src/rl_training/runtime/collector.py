@@ -15,11 +15,15 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from rl_training.algorithms.base import ActResult
 from rl_training.data.types import PolicyState, Transitions
+from rl_training.envs.async_vector_env import QuickAsyncVectorEnv
 from rl_training.envs.snapshots.vector import load_vector_state, save_vector_state
 from rl_training.envs.spaces import SpaceAdapter
-from rl_training.errors import EnvError, NonFiniteError
+from rl_training.envs.vector_envs import EnvFailure
+from rl_training.errors import EnvError, NonFiniteError, safe_text
 from rl_training.storage.state import Stateful
 from rl_training.storage.tree import StateTree
+
+_ONE_BY_ONE = (SyncVectorEnv, AsyncVectorEnv, QuickAsyncVectorEnv)
 
 
 class Act(Protocol):
@@ -74,7 +78,7 @@ class Collector(Stateful):
         envs.single_action_space.seed(seeds[0])
         envs.single_observation_space.seed(seeds[0])
         # A native vector environment draws all its numbers from one generator.
-        one_each = isinstance(envs.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
+        one_each = isinstance(envs.unwrapped, _ONE_BY_ONE)
         try:
             obs, _ = envs.reset(seed=cast("int", seeds if one_each else seeds[0]))
         except (Exception, SystemExit) as error:  # its exit() must not skip the save
@@ -182,10 +186,11 @@ class Collector(Stateful):
 
     def _env_error(self, call: str, error: BaseException) -> EnvError:
         self._failed = True
-        return EnvError(
-            f"{self.adapter.spec.env_id} raised {type(error).__name__} in {call} at vector step "
-            f"{self.steps + 1}: {error}"
-        )
+        name, when = self.adapter.spec.env_id, f" at vector step {self.steps + 1}"
+        if isinstance(error, EnvFailure):
+            return EnvError(f"{name}: {error.text(when)}")
+        what = f"raised {type(error).__name__} in {call}"
+        return EnvError(f"{name} {what}{when}: {safe_text(error)}")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a collector stood; its environments are restored apart, where they can be."""

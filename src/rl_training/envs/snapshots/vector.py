@@ -6,29 +6,30 @@ A state is data only, in the codec of `storage.tree`. It comes from the environm
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
+from rl_training.envs.async_vector_env import QuickAsyncVectorEnv
 from rl_training.envs.snapshots import probe
 from rl_training.envs.snapshots.classes import SnapshotUnavailable
 from rl_training.envs.snapshots.layers import layers_of, load_layers, save_layers
 from rl_training.envs.stacking import frames_of
-from rl_training.errors import CheckpointError
+from rl_training.envs.vector_envs import EnvFailure
+from rl_training.errors import CheckpointError, safe_text
 from rl_training.storage.tree import Encoded, StateTree
 
 _SYNC_SKIPPED = frozenset({"envs", "env_fns"})
 _ASYNC_KEPT = frozenset(
     {"action_space", "single_action_space", "observation_space", "single_observation_space"}
-    | {"observations"}
+    | {"observations", "_steps", "_seeds", "_seeded_at"}
 )
+_IN_WORKERS = (AsyncVectorEnv, QuickAsyncVectorEnv)
 
 
 class SnapshotEnv(gym.Wrapper[Any, Any, Any, Any]):
@@ -57,7 +58,7 @@ class SnapshotEnv(gym.Wrapper[Any, Any, Any, Any]):
         obs, info = self.env.reset(seed=seed, options=options)
         return _copied(obs), info
 
-    # An exception would end an AsyncVectorEnv's worker for good, so trouble is returned as text.
+    # An exception would end a worker of Gymnasium's, so trouble is returned as text.
 
     def frames_stacked(self) -> int:
         """How many images an observation stacks."""
@@ -85,17 +86,9 @@ class SnapshotEnvMaker:
 
     make: Callable[[], gym.Env[Any, Any]]
     env_index: int
-    owner: int = field(default_factory=os.getpid)
 
     def __call__(self) -> SnapshotEnv:
         """A new environment."""
-        if os.getpid() != self.owner:
-            # A worker. Signals to the process group reach it too, but only the owner decides when
-            # to stop, after a save that needs the worker; the owner's handlers are of no use here.
-            for name in ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"):
-                if hasattr(signal, name):
-                    signal.signal(getattr(signal, name), signal.SIG_IGN)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         return SnapshotEnv(self.make(), self.env_index)
 
 
@@ -120,7 +113,7 @@ def save_vector_state(venv: VectorEnv[Any, Any, Any]) -> StateTree:
     envs: list[Encoded] = []
     if isinstance(base, SyncVectorEnv):
         envs = [save_env_state(env) for env in base.envs]
-    elif isinstance(base, AsyncVectorEnv):
+    elif isinstance(base, _IN_WORKERS):
         _check_workers(base)
         for result in base.call("save_state"):
             if "unavailable" in result:
@@ -168,8 +161,9 @@ def resume_level(make: Callable[[], VectorEnv[Any, Any, Any]] | None, *, seed: i
             return _find_level(make, opened, seed)
         except (Exception, SystemExit) as error:
             # It will show again in training, where it is reported in full.
-            raised = f"{type(error).__name__}: {error}"
-            return ResumeLevel("statistical", f"the environment raised {raised}")
+            raised = f"raised {type(error).__name__}: {safe_text(error)}"
+            happened = error.brief if isinstance(error, EnvFailure) else raised
+            return ResumeLevel("statistical", f"the environment {happened}")
 
 
 def _find_level(
@@ -223,13 +217,13 @@ def _replay_trouble(
 
 
 def _load_envs(base: VectorEnv[Any, Any, Any], states: list[Encoded]) -> None:
-    expected = base.num_envs if isinstance(base, (SyncVectorEnv, AsyncVectorEnv)) else 0
+    expected = base.num_envs if isinstance(base, (SyncVectorEnv, *_IN_WORKERS)) else 0
     if len(states) != expected:
         raise CheckpointError(f"the state is of {len(states)} environments, expected {expected}")
     if isinstance(base, SyncVectorEnv):
         for env, state in zip(base.envs, states, strict=True):
             load_env_state(env, state)
-    elif isinstance(base, AsyncVectorEnv):
+    elif isinstance(base, _IN_WORKERS):
         _check_workers(base)
         for trouble in filter(None, base.call("load_state", states)):
             raise CheckpointError(trouble)
@@ -252,7 +246,7 @@ def _misfit_reported(env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> Itera
         ) from error
 
 
-def _check_workers(venv: AsyncVectorEnv[Any, Any]) -> None:
+def _check_workers(venv: AsyncVectorEnv[Any, Any] | QuickAsyncVectorEnv) -> None:
     if not all(isinstance(make, SnapshotEnvMaker) for make in venv.env_fns):
         raise SnapshotUnavailable("the AsyncVectorEnv was not built by rl_training")
     if venv.autoreset_mode is AutoresetMode.NEXT_STEP:
@@ -262,7 +256,7 @@ def _check_workers(venv: AsyncVectorEnv[Any, Any]) -> None:
 
 
 def _skipped(base: VectorEnv[Any, Any, Any]) -> frozenset[str]:
-    if isinstance(base, AsyncVectorEnv):
+    if isinstance(base, _IN_WORKERS):
         return frozenset(vars(base)) - _ASYNC_KEPT
     return _SYNC_SKIPPED if isinstance(base, SyncVectorEnv) else frozenset()
 
