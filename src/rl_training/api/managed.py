@@ -159,7 +159,8 @@ class ManagedAlgorithm:
             raise UsageError(f"episodes: expected a whole number from 1 on, found {episodes!r}")
         with threads(self.config):
             agent = self._current_agent()
-            evaluator = Evaluator(self._environments().evaluation, agent.adapter)
+            make_env, most = self._environments().evaluation, self.config.max_eval_steps
+            evaluator = Evaluator(make_env, agent.adapter, max_steps=most)
             try:
                 return evaluator.evaluate(
                     agent.greedy,

@@ -74,14 +74,26 @@ class TrainConfig(ConfigModel):
     num_envs: int = Field(1, ge=1, le=4096, description="environments stepped in parallel")
     vectorization: Literal["sync", "async", "native"] = Field(
         "sync",
-        description="async runs each environment in a separate process, native uses the vector "
-        "implementation that the environment comes with, such as Atari's",
+        description="async runs the environments in as many processes as there are cores, native "
+        "uses the vector implementation that the environment comes with, such as Atari's",
+    )
+    env_timeout: float = Field(
+        600.0,
+        gt=0,
+        le=1e6,
+        description="seconds an environment may take to answer before the run is saved and ended: "
+        "in a worker process (async) always, in this process after a signal",
     )
     total_timesteps: Steps = Field(50_000, description="environment transitions of the whole run")
     eval_interval: Interval = Field(10_000, description="0 evaluates only at the end")
     eval_episodes: Episodes = Field(10, description="episodes of each evaluation but the last")
     final_eval_episodes: int = Field(
         100, ge=0, le=1_000_000, description="episodes of the last evaluation; 0 skips it"
+    )
+    max_eval_steps: Steps = Field(
+        100_000,
+        description="steps after which an evaluation episode is cut, with a warning; a training "
+        "episode that exceeds them is warned of",
     )
     checkpoint_interval: Interval = Field(
         50_000, description="0 saves only at the end or when interrupted"

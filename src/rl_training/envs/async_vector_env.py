@@ -693,6 +693,7 @@ def _work(job: _Job) -> None:
         index = job.first + int(arrays.busy[job.number])
         what = f"raised {type(error).__name__} in its construction"
         _reply(job.channel, 0, _Failure(index, what, safe_text(error), _trace_of(error)))
+        job.channel.recv(1)  # the owner waits for the other workers before it looks at this answer
         return
     _reply(job.channel, 0, None)
     received = bytearray()
@@ -754,6 +755,7 @@ def _prepare(job: _Job) -> None:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.set_wakeup_fd(-1)  # it is the owner's
     job.trace.setblocking(False)
     faulthandler.enable(job.trace.fileno(), all_threads=False)
     if _WHERE_SIGNAL is not None:

@@ -27,7 +27,7 @@ from rl_training.runtime.collector import Collector
 from rl_training.runtime.compatibility import check_spaces
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.loss_check import check_losses
-from rl_training.runtime.process import Interrupts
+from rl_training.runtime.process import EnvCalls, Interrupts
 from rl_training.runtime.progress import Progress
 from rl_training.runtime.seeding import derive_seed, env_seeds, seed_global_generators
 from rl_training.runtime.spec import AlgorithmSpec
@@ -73,6 +73,7 @@ class Environments:
             vectorization=self.config.vectorization,
             env_kwargs=self.config.env_kwargs,
             wrappers=self.config.wrappers,
+            env_timeout=self.config.env_timeout,
         )
 
     def evaluation(self) -> gym.Env[Any, Any]:
@@ -151,12 +152,13 @@ def build(plan: RunPlan) -> Components:
         )
         # A custom buffer need not say that it needs priorities.
         check_losses(agent.algorithm, priorities=getattr(buffer, "needs_priorities", False))
+        collector = Collector(envs, adapter)
         components = Components(
             environments=environments,
-            collector=Collector(envs, adapter),
+            collector=collector,
             agent=agent,
             buffer=buffer,
-            evaluator=_evaluator(environments, adapter),
+            evaluator=_evaluator(environments, adapter, collector.calls),
             level=environments.resume_level(),
         )
         on_error.pop_all()
@@ -235,11 +237,14 @@ def _announce(buffer: Any, level: ResumeLevel) -> None:
         logger.warning("resume level: %s (%s)", level.level, level.reason)
 
 
-def _evaluator(environments: Environments, adapter: SpaceAdapter) -> Evaluator | None:
+def _evaluator(
+    environments: Environments, adapter: SpaceAdapter, calls: EnvCalls
+) -> Evaluator | None:
     config = environments.config
     if not config.eval_interval and not config.final_eval_episodes:
         return None
-    return Evaluator(partial(_evaluation_env, environments, adapter), adapter)
+    make_env = partial(_evaluation_env, environments, adapter)
+    return Evaluator(make_env, adapter, max_steps=config.max_eval_steps, calls=calls)
 
 
 def _evaluation_env(environments: Environments, adapter: SpaceAdapter) -> gym.Env[Any, Any]:

@@ -16,6 +16,7 @@ run has: logging, evaluation and checkpoints at their intervals.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ import numpy as np
 
 from rl_training.config.imports import import_object
 from rl_training.errors import ConfigError, RLTrainingError, did_you_mean
+from rl_training.runtime.episodes import ENDLESS
 from rl_training.runtime.evaluator import Evaluation
 from rl_training.runtime.progress import Every
 from rl_training.runtime.result import TrainResult
@@ -31,6 +33,8 @@ from rl_training.storage.state import Stateful
 
 if TYPE_CHECKING:
     from rl_training.runtime.training_run import TrainingRun
+
+logger = logging.getLogger("rl_training")
 
 
 class Callback(Stateful):
@@ -45,8 +49,11 @@ class Callback(Stateful):
     def on_log(self, run: TrainingRun, values: dict[str, float]) -> None:
         """At each log interval; values added here are written with the row."""
 
+    def on_evaluation_start(self, run: TrainingRun) -> None:
+        """Before each evaluation."""
+
     def on_evaluation(self, run: TrainingRun, evaluation: Evaluation) -> None:
-        """After each evaluation."""
+        """After each evaluation; not after one that a signal interrupted."""
 
     def on_checkpoint(self, run: TrainingRun, path: Path) -> None:
         """After a checkpoint was written."""
@@ -128,8 +135,13 @@ class Periodic(Callback):
 class LogMetrics(Periodic):
     """Writes a log row: the one place where training waits for the device."""
 
+    def __init__(self, interval: int) -> None:
+        super().__init__(interval)
+        self._warned = False
+
     def act(self, run: TrainingRun) -> None:
         """Collect the values, let callbacks add theirs, write them."""
+        self._warn_of_endless(run)
         values = run.check_finite()
         for name, value in run.algorithm.schedules(run.progress.clock).items():
             values[f"train/{name}"] = value
@@ -142,6 +154,16 @@ class LogMetrics(Periodic):
         for callback in run.callbacks:
             callback.on_log(run, values)
         run.metrics_log.write(run.env_steps, values)
+
+    def _warn_of_endless(self, run: TrainingRun) -> None:
+        # Here, as it would cost something at each step.
+        length = run.collector.longest_episode
+        if length > run.config.max_eval_steps and not self._warned:
+            self._warned = True
+            name = run.agent.adapter.spec.env_id
+            logger.warning(
+                "%s: a training episode has not ended after %d steps; %s", name, length, ENDLESS
+            )
 
 
 class Evaluate(Periodic):

@@ -20,6 +20,7 @@ from rl_training.envs.snapshots.vector import load_vector_state, save_vector_sta
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.envs.vector_envs import EnvFailure
 from rl_training.errors import EnvError, NonFiniteError, safe_text
+from rl_training.runtime.process import EnvCalls
 from rl_training.storage.state import Stateful
 from rl_training.storage.tree import StateTree
 
@@ -66,6 +67,7 @@ class Collector(Stateful):
         self.steps = 0
         self.episodes: deque[Episode] = deque(maxlen=100)
         self.episodes_finished = 0
+        self.calls = EnvCalls()
         self._failed = False
         self._no_rows = np.zeros(self.num_envs, np.bool_)
         self._all_rows = np.ones(self.num_envs, np.bool_)
@@ -79,10 +81,13 @@ class Collector(Stateful):
         envs.single_observation_space.seed(seeds[0])
         # A native vector environment draws all its numbers from one generator.
         one_each = isinstance(envs.unwrapped, _ONE_BY_ONE)
+        self.calls.enter()
         try:
             obs, _ = envs.reset(seed=cast("int", seeds if one_each else seeds[0]))
         except (Exception, SystemExit) as error:  # its exit() must not skip the save
             raise self._env_error("reset", error) from error
+        finally:
+            self.calls.leave()
         self._obs = self._require_finite(self.adapter.encode(obs))
         self._first = self._all_rows.copy()
         self._resetting = self._no_rows.copy()  # NEXT_STEP: the coming step only resets these
@@ -95,10 +100,13 @@ class Collector(Stateful):
         obs, first, state = self._obs, self._first, self._state
         result = act(obs, state, first)
         action = self.adapter.decode(result.action)  # outside: its failure is not the environment's
+        self.calls.enter()
         try:
             raw, reward, terminated, truncated, info = self.envs.step(action)
         except (Exception, SystemExit) as error:
             raise self._env_error("step", error) from error
+        finally:
+            self.calls.leave()
         done = terminated | truncated
         valid = self._all_rows
         if self.mode is AutoresetMode.NEXT_STEP:
@@ -129,10 +137,13 @@ class Collector(Stateful):
             for row in np.flatnonzero(done):
                 final[row] = self.adapter.encode_one(info["final_obs"][row])
             return final, self._require_finite(obs)
+        self.calls.enter()
         try:
             restarted, _ = self.envs.reset(options={"reset_mask": done})
         except (Exception, SystemExit) as error:
             raise self._env_error("reset", error) from error
+        finally:
+            self.calls.leave()
         return obs, self._require_finite(self.adapter.encode(restarted))
 
     def _count(self, step: Transitions, done: np.ndarray | None) -> None:
@@ -171,6 +182,11 @@ class Collector(Stateful):
                 "before it was stored. Fix the environment, or wrap it so that it gives finite "
                 "numbers."
             )
+
+    @property
+    def longest_episode(self) -> int:
+        """Steps of the longest episode in progress."""
+        return int(self._lengths.max())
 
     def close(self) -> None:
         """Close the environments; after an error in one of them, without waiting for the others."""

@@ -39,6 +39,8 @@ FREE_KEYS = frozenset(
         "log_interval",
         "eval_interval",
         "eval_episodes",
+        "max_eval_steps",
+        "env_timeout",
         "callbacks",
         "device",
         "threads",

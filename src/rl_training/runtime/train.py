@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import sys
+import threading
+import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 
 from rl_training.config.train_config import TrainConfig, check_hyper_parameters
-from rl_training.errors import ConfigError, UsageError
+from rl_training.errors import ConfigError, EnvError, UsageError
 from rl_training.runtime.assembly import RunPlan, assemble, build
 from rl_training.runtime.callbacks import Callback, configured_callbacks
 from rl_training.runtime.execution import set_execution, threads
-from rl_training.runtime.process import Interrupts, keep_freed_memory
+from rl_training.runtime.process import Interrupts, Watchdog, keep_freed_memory
 from rl_training.runtime.result import (
     TrainingInterrupted,
     TrainResult,
@@ -99,7 +105,9 @@ def train(
             else:
                 _set_aside_newer(run)
         write_records(run, checkpoint)
-        return _run_to_end(run, spec)
+        calls, seconds = run.collector.calls, config.env_timeout
+        with Watchdog(interrupts, calls, seconds=seconds, give_up=partial(_give_up, run)):
+            return _run_to_end(run, spec)
 
 
 def _run_to_end(run: TrainingRun, spec: AlgorithmSpec) -> TrainResult:
@@ -125,6 +133,20 @@ def _run_to_end(run: TrainingRun, spec: AlgorithmSpec) -> TrainResult:
     if run.interrupts.received:
         raise TrainingInterrupted(result, run.interrupts.received)
     return result
+
+
+def _give_up(run: TrainingRun, number: int) -> None:
+    """Save the learner while the main thread is stuck in an environment, and end the process."""
+    try:
+        frame = sys._current_frames()[threading.main_thread().ident or 0]
+        stack = "".join(traceback.format_stack(frame)[-4:])
+        error = EnvError(
+            f"{run.agent.adapter.spec.env_id} did not return within {run.config.env_timeout:g} s "
+            f"(env_timeout) after {signal.Signals(number).name}. It is here:\n{stack}"
+        )
+        print(failure(run, error), file=sys.stderr, flush=True)
+    finally:
+        os._exit(128 + number)
 
 
 def _set_aside_newer(run: TrainingRun) -> None:

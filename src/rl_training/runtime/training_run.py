@@ -125,6 +125,8 @@ class TrainingRun(Stateful):
         if self.evaluator is None:
             return None
         self.agent.clock = self.progress.clock
+        for callback in self.callbacks:
+            callback.on_evaluation_start(self)
         generators = global_generator_state()
         try:
             evaluation = self.evaluator.evaluate(

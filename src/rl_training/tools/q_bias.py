@@ -108,7 +108,10 @@ class QBias(Callback):
     def _player(self, run: TrainingRun) -> EpisodePlayer:
         make_env = Environments(run.config).evaluation
         return EpisodePlayer(
-            lambda: without_time_limit(make_env()), run.agent.adapter, rows=self.episodes
+            lambda: without_time_limit(make_env()),
+            run.agent.adapter,
+            rows=self.episodes,
+            calls=run.collector.calls,
         )
 
     def _play(self, run: TrainingRun, player: EpisodePlayer, seed: int) -> list[Episode]:
