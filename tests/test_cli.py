@@ -293,6 +293,8 @@ def test_the_bar_shows_steps_speed_time_left_and_returns(tmp_path: Path) -> None
     best = result.best_eval_return_mean
     assert f"return {result.eval_return_mean:.1f}, best {best:.1f}" in last
     assert "no evaluation yet" in screen.getvalue()
+    assert re.search(r"100/240 .* evaluating, no evaluation yet", screen.getvalue())
+    assert "evaluating" not in last
     curve = re.search(r"best [\d.]+ ([▁▂▃▄▅▆▇█]+)", last)
     assert curve
     assert len(curve[1]) == 3  # at 100, at 200 and at the end

@@ -278,12 +278,14 @@ class QuickAsyncVectorEnv(SeedRecord, VectorEnv[Any, Any, Any]):
     def _silent(self, worker: _Worker, call: str) -> EnvFailure:
         self._broken = "a worker process did not answer"
         trace = worker.ask_where()
+        worker.process.kill()
         worker.end()
         what = f"did not return from {call} within {self._timeout:g} s (env_timeout)"
         return self._failure(self._at_work(worker), what, trace=trace)
 
     def _wrong_answer(self, worker: _Worker, call: str, error: Exception) -> EnvFailure:
         self._broken = "a worker process answered nonsense"
+        worker.process.kill()
         worker.end()
         what = f"disturbed its worker process in {call}, which sent something else than an answer"
         return self._failure(self._at_work(worker), what, safe_text(error))
@@ -499,7 +501,7 @@ class _Worker:
         if _WHERE_SIGNAL is not None and self.process.is_alive():
             with suppress(OSError):
                 os.kill(self.process.pid, _WHERE_SIGNAL)
-                select.select([self._trace], [], [], 1.0)
+                select.select([self._trace], [], [], 0.5)
                 time.sleep(0.02)  # the lines arrive one by one
         return self.trace()
 

@@ -123,7 +123,7 @@ class ConsoleProgress(Callback):
             if evaluating:
                 fields["returns"] = f"evaluating, {fields['returns']}"
             try:
-                self._bar.update(self._task, completed=env_steps, **fields)
+                self._bar.update(self._task, completed=env_steps, refresh=evaluating, **fields)
             except OSError:  # the terminal was closed
                 self.close()
 
