@@ -2,8 +2,9 @@
 
 Besides `run`, which is the default: `table` prints a results file as the documentation's tables,
 `picture` draws it, `scaling` measures how the cost grows with batch, width and number of
-environments, `compare` measures another checkout of this repository beside this one, and `custom`
-the updates of a custom network and a custom loss beside plain torch.
+environments, `compare` measures another checkout of this repository beside this one, `custom` the
+updates of a custom network and a custom loss beside plain torch, and `workers` environments in
+worker processes beside Gymnasium's.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ from benchmarks.summary import (
     replay_table,
     scaling_failures,
     summarise,
+    workers_table,
 )
+from benchmarks.workers import steps_per_second
 from benchmarks.workloads import WORKLOADS, BenchmarkError, chosen
 from rl_training.storage.runs import git_state
 
@@ -78,7 +81,12 @@ def parser() -> argparse.ArgumentParser:
     replay = commands.add_parser("replay", help="memory and sampling of stacked images")
     replay.add_argument("--transitions", type=int, default=100_000, help="default: %(default)s")
     replay.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
-    for command in (run, scaling, compare, custom, replay):
+    workers = commands.add_parser("workers", help="environments in worker processes")
+    workers.add_argument("--env", default="CartPole-v1", help="default: %(default)s")
+    workers.add_argument("--num-envs", type=int, default=8, help="default: %(default)s")
+    workers.add_argument("--rounds", type=int, default=15, help="default: %(default)s")
+    workers.add_argument("--steps", type=int, default=1000, help="of all; default: %(default)s")
+    for command in (run, scaling, compare, custom, replay, workers):
         command.add_argument("--output", type=Path, default=RESULTS, help="a folder")
     for command in (run, scaling, compare, custom, parts, replay):
         command.add_argument("--core", type=int, help="to run on; default: the last one")
@@ -309,6 +317,22 @@ def replay(args: argparse.Namespace) -> int:
     return 0
 
 
+def workers(args: argparse.Namespace) -> int:
+    """Measure environments in worker processes beside Gymnasium's, print and save it."""
+    if min(args.num_envs, args.rounds, args.steps) < 1:
+        raise BenchmarkError("--num-envs, --rounds and --steps must be at least 1")
+    results = header(args, None)  # on all cores: the workers are what is measured
+    results |= {"env_id": args.env, "num_envs": args.num_envs, "rounds": args.rounds}
+    results["steps_per_second"] = steps_per_second(
+        args.env, args.num_envs, rounds=args.rounds, steps=args.steps
+    )
+    save(results, args.output, f"workers-{dated(results)}")
+    path = save(results, args.output, "workers-latest")
+    print(workers_table(results))
+    print(f"written: {path}")
+    return 0
+
+
 def load(path: Path) -> dict[str, Any]:
     """A results file."""
     try:
@@ -344,6 +368,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "custom": custom,
     "parts": parts,
     "replay": replay,
+    "workers": workers,
     "threads": lambda _: threads(),
     "ensemble": lambda _: ensemble(),
 }

@@ -302,6 +302,23 @@ def custom_table(results: Results) -> str:
     return "\n".join(lines)
 
 
+def workers_table(results: Results) -> str:
+    """Steps per second of both vector environments, and their ratio."""
+    found: dict[str, list[float]] = results["steps_per_second"]
+    ours, other = found.values()
+    ratio = _ratio(ours, other)
+    rows = [[kind, f"{median(speeds):,.0f}"] for kind, speeds in found.items()]
+    return "\n".join(
+        [
+            *markdown([f"{results['env_id']} x {results['num_envs']}", "steps per second"], rows),
+            "",
+            f"Ours is {times(ratio)} times as fast. Medians of {results['rounds']} rounds in turns "
+            f"with the lowest and the highest; wall time, {results['machine']['cpu']}, "
+            f"load average before it {results['load_average']:.1f}.",
+        ]
+    )
+
+
 def _ratio(reference: Sequence[float], taken: Sequence[float]) -> Spread | None:
     return Spread.of(a / b for a, b in zip(reference, taken, strict=True))
 
