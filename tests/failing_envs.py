@@ -157,7 +157,7 @@ class FailingEnv(CountingEnv):
     ) -> None:
         super().__init__(length=1000)
         self.kind, self.phase, self.at, self.calls = kind, phase, at, 0
-        self.fails = anywhere or multiprocessing.parent_process() is not None
+        self.fails = anywhere or "worker" in multiprocessing.current_process().name.lower()
         self._meet("construction")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:

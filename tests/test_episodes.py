@@ -134,6 +134,19 @@ def test_an_environment_that_raises_is_named_with_the_call() -> None:
         list(player(RaisingEnv, 1).play(policy, policy.initial_state, episodes=1, seed=0))
 
 
+class Wordy(CountingEnv):
+    def step(self, action: int) -> Any:
+        obs, _, *rest = super().step(action)
+        return obs, [1.0, 2.0], *rest
+
+
+def test_an_environment_that_breaks_its_contract_is_an_env_error() -> None:
+    policy = Policy()
+    message = r"toy broke Gymnasium's contract in step .*: reward: expected a number, found a list"
+    with pytest.raises(EnvError, match=message):
+        list(player(Wordy, 1).play(policy, policy.initial_state, episodes=1, seed=0))
+
+
 @pytest.mark.parametrize(("limit", "warnings"), [(4, 1), (5, 0), (6, 0), (None, 0)])
 def test_an_episode_of_the_greatest_length_is_cut_with_one_warning(
     limit: int | None, warnings: int, caplog: pytest.LogCaptureFixture

@@ -16,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 
 from rl_training.data.types import PolicyState
+from rl_training.envs.contract import step_problem
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.errors import EnvError, NonFiniteError, safe_text
 from rl_training.runtime.collector import Act
@@ -142,16 +143,20 @@ class EpisodePlayer:
     def _step(
         self, row: int, episode: int, action: np.ndarray, seed: int
     ) -> tuple[np.ndarray, EpisodeStep]:
+        answer = None
         self._calls.enter()
         try:
-            obs, reward, terminated, truncated, _ = self._envs[row].step(action)
+            answer = self._envs[row].step(action)
+            obs, reward, terminated, truncated, _ = answer
+            next_obs = self._adapter.encode_one(obs)
+            step = EpisodeStep(row, episode, float(reward), bool(terminated), bool(truncated))
         except (Exception, SystemExit) as error:
-            raise self._env_error("step", error, episode, seed) from error
+            problem = "" if answer is None else step_problem(self._adapter.observation, answer)
+            raise self._env_error("step", error, episode, seed, problem) from error
         finally:
             self._calls.leave()
-        next_obs = self._finite("observation", self._adapter.encode_one(obs))
-        self._finite("reward", np.asarray(reward, np.float64))
-        return next_obs, EpisodeStep(row, episode, float(reward), bool(terminated), bool(truncated))
+        self._finite("reward", np.asarray(step.reward))
+        return self._finite("observation", next_obs), step
 
     def _finite(self, what: str, values: np.ndarray) -> np.ndarray:
         if not np.isfinite(values).all():
@@ -161,9 +166,11 @@ class EpisodePlayer:
             )
         return values
 
-    def _env_error(self, call: str, error: BaseException, episode: int, seed: int) -> EnvError:
+    def _env_error(
+        self, call: str, error: BaseException, episode: int, seed: int, problem: str = ""
+    ) -> EnvError:
+        what = "broke Gymnasium's contract" if problem else f"raised {type(error).__name__}"
         return EnvError(
-            f"{self._adapter.spec.env_id} raised {type(error).__name__} in {call} during an "
-            f"evaluation (episode {episode}, reset seed {derive_seed(seed, 'episode', episode)}): "
-            f"{safe_text(error)}"
+            f"{self._adapter.spec.env_id} {what} in {call} during an evaluation (episode {episode},"
+            f" reset seed {derive_seed(seed, 'episode', episode)}): {problem or safe_text(error)}"
         )
