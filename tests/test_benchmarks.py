@@ -680,6 +680,19 @@ def test_custom_parts_are_told_beside_plain_torch(
         assert problem in capsys.readouterr().err
 
 
+def test_environments_in_workers_are_measured_in_turns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = "--num-envs 2 --rounds 3 --steps 20 --output".split()
+    assert main(["workers", *options, str(tmp_path)]) == 0
+    saved = json.loads((tmp_path / "workers-latest.json").read_text())
+    ours, gymnasium = saved["steps_per_second"].values()
+    ratios = sorted(mine / theirs for mine, theirs in zip(ours, gymnasium, strict=True))
+    low, middle, high = (f"{ratio:.2f}" for ratio in ratios)
+    assert f"Ours is {middle} ({low} to {high}) times as fast" in capsys.readouterr().out
+    assert main(["workers", "--rounds", "0"]) == 2
+
+
 # Names, records and processes.
 
 

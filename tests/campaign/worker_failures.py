@@ -32,8 +32,11 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 from failing_envs import ANSWERS, FAILURES, HANGS, FailingEnv
+from rl_training import train_dqn
 from rl_training.envs.async_vector_env import QuickAsyncVectorEnv
 from rl_training.errors import EnvError
+from rl_training.storage.checkpoints import find_checkpoint
+from training import tiny_config
 
 TIMEOUT_S = 1.0  # env_timeout
 DEATH_S = 2.0  # in which a death has to be named
@@ -180,10 +183,6 @@ def _judged(trial: Trial, text: str, seconds: float) -> str:
 
 
 def _in_a_run(trial: Trial, folder: Path) -> str:
-    from rl_training import train_dqn
-    from rl_training.storage.checkpoints import find_checkpoint
-    from training import tiny_config
-
     at = 60 + trial.at
     config = tiny_config(
         "dqn",
