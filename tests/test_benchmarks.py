@@ -683,7 +683,7 @@ def test_custom_parts_are_told_beside_plain_torch(
 def test_environments_in_workers_are_measured_in_turns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = "--num-envs 2 --rounds 3 --steps 20 --output".split()
+    options = ["--num-envs", "2", "--rounds", "3", "--steps", "20", "--output"]
     assert main(["workers", *options, str(tmp_path)]) == 0
     saved = json.loads((tmp_path / "workers-latest.json").read_text())
     ours, gymnasium = saved["steps_per_second"].values()
