@@ -297,20 +297,26 @@ def test_workers_die_with_a_parent_that_is_killed(in_a_thread: bool) -> None:
     )
     parent.start()
     pids = here.recv()
+    time.sleep(0.5)  # until the worker is inside the step that is to follow
     parent.kill()
     parent.join()
     killed = time.monotonic()
-    wait_until(lambda: not any(map(_running, pids)))
-    assert time.monotonic() - killed < 5
+    try:
+        wait_until(lambda: not any(map(_running, pids)) or time.monotonic() - killed > 5)
+        assert not any(map(_running, pids))
+    finally:
+        for pid in filter(_running, pids):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _stuck_parent(pipe: Any, in_a_thread: bool) -> None:
     def work() -> None:
         envs = QuickAsyncVectorEnv(failing("sleeps"), workers=2)
         envs.reset(seed=7)
+        envs.step(NOW)
+        envs.step(NOW)
         pipe.send([process.pid for process in envs.processes])
-        while True:
-            envs.step(NOW)
+        envs.step(NOW)
 
     if in_a_thread:
         threading.Thread(target=work).start()
