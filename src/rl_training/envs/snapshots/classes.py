@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import re
 import sys
@@ -20,11 +19,7 @@ from rl_training.errors import CheckpointError
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made at run time, as `class` statements do
 _CONSTANTS = (
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.MethodType,
     types.ModuleType,
-    functools.partial,
     type,
     np.dtype,
     np.ufunc,
@@ -40,14 +35,27 @@ class SnapshotUnavailable(Exception):
 
 
 def is_constant(value: object) -> bool:
-    """Whether the value belongs to the program rather than to the state: code, types, loggers."""
-    return isinstance(value, _CONSTANTS)
+    """Whether the value belongs to the program rather than to the state: code, types, loggers.
+
+    A function that a module holds is program, whatever hangs on it (`program` watches over that);
+    one made at run time is state if something does.
+    """
+    if isinstance(value, types.FunctionType):
+        parts = value.__closure__, value.__defaults__, value.__kwdefaults__, value.__dict__
+        return not any(parts) or _lookup(constant_name(value)) is value
+    if is_bound(value):
+        return isinstance(value.__self__, (type, types.ModuleType))
+    return isinstance(value, (*_CONSTANTS, types.BuiltinFunctionType))
+
+
+def is_bound(value: Any) -> bool:
+    """Whether the value is a method together with the object it is called on."""
+    methods = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
+    return isinstance(value, methods) and value.__self__ is not None
 
 
 def constant_name(value: object) -> str:
     """What must be the same when a constant is met again; empty if nothing can be compared."""
-    if isinstance(value, functools.partial):
-        return constant_name(value.func)
     if isinstance(value, (EnvSpec, PurePath)):
         return ""
     if isinstance(value, (np.dtype, re.Pattern)):

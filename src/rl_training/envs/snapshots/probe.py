@@ -9,11 +9,13 @@ from __future__ import annotations
 import copy
 import random
 import sys
+import time
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from hashlib import blake2b
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -21,6 +23,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 Env = gym.Env[Any, Any]
 Venv = VectorEnv[Any, Any, Any]
+
+_MAX_KEPT = 4096  # bytes of an array; whole episodes of images would fill the memory
 
 
 def random_actions(env: Env | Venv, number: int, *, seed: int) -> list[Any]:
@@ -36,28 +40,71 @@ def endless_actions(env: Env | Venv, *, seed: int) -> Iterator[Any]:
         yield space.sample()
 
 
+class Stint(NamedTuple):
+    """The actions of a stretch, all that training would see of it, and how many episodes ended."""
+
+    actions: list[Any]
+    record: list[Any]
+    ends: int
+
+    def length(self) -> str:
+        """In words."""
+        return f"{len(self.actions)} steps with {self.ends or 'no'} ends of episodes"
+
+
 def play(env: Env | Venv, actions: Iterable[Any]) -> list[Any]:
     """Step through the actions; the record holds all that training would see."""
+    return [part for action in actions for part in _step(env, action)[0]]
+
+
+def play_on(
+    env: Env | Venv, actions: Iterator[Any], *, beyond: int, steps: int, seconds: float
+) -> Stint:
+    """Play until an episode has ended in each environment and `beyond` more steps are made.
+
+    It stops after so many steps or seconds, whatever has ended by then.
+    """
+    give_up = time.monotonic() + seconds
+    played, record, ends, left = [], [], np.zeros(1, np.int64), beyond
+    while left and len(played) < steps and (len(played) < beyond or time.monotonic() < give_up):
+        played.append(next(actions))
+        answers, ended = _step(env, played[-1])
+        record += answers
+        ends = ends + np.atleast_1d(ended)
+        left -= bool(np.all(ends))
+    return Stint(played, record, int(ends.sum()))
+
+
+def _step(env: Env | Venv, action: Any) -> tuple[list[Any], Any]:
     vector = isinstance(env, VectorEnv)
     resets_itself = vector and env.metadata.get("autoreset_mode") is not AutoresetMode.DISABLED
-    record: list[Any] = []
-    for action in actions:
-        obs, reward, terminated, truncated, info = env.step(action)
-        # As an array, a reward that is NaN equals itself.
-        answer = [obs, np.asarray(reward), terminated, truncated]
-        if vector:
-            answer.append(info.get("final_obs"))
-        record.append(copy.deepcopy(answer))  # the environment may reuse its arrays
-        if not resets_itself and (np.any(terminated) or np.any(truncated)):
-            mask = {"reset_mask": np.logical_or(terminated, truncated)} if vector else None
-            record.append(copy.deepcopy(env.reset(options=mask)[0]))
-    return record
+    obs, reward, terminated, truncated, info = env.step(action)
+    # As an array, a reward that is NaN equals itself.
+    answer = [obs, np.asarray(reward), terminated, truncated]
+    if vector:
+        answer.append(info.get("final_obs"))
+    answers, ended = [kept(answer)], np.logical_or(terminated, truncated)
+    if not resets_itself and np.any(ended):
+        mask = {"reset_mask": ended} if vector else None
+        answers.append(kept(env.reset(options=mask)[0]))
+    return answers, ended
+
+
+def kept(answer: Any) -> Any:
+    """A copy, as the environment may reuse its arrays; of a large array, a digest."""
+    if isinstance(answer, np.ndarray) and answer.nbytes > _MAX_KEPT and answer.dtype != object:
+        return [answer.shape, answer.dtype.str, blake2b(answer.tobytes()).digest()]
+    if isinstance(answer, (list, tuple)):
+        return [kept(part) for part in answer]
+    if isinstance(answer, dict):
+        return {key: kept(part) for key, part in answer.items()}
+    return copy.deepcopy(answer)
 
 
 def play_episode(env: Env | Venv, actions: Iterable[Any], *, seed: int | None) -> list[Any]:
     """Reset, then play."""
     obs, _ = env.reset(seed=seed)
-    return [copy.deepcopy(obs), *play(env, actions)]
+    return [kept(obs), *play(env, actions)]
 
 
 def same(left: object, right: object) -> bool:
@@ -71,6 +118,19 @@ def same(left: object, right: object) -> bool:
     if isinstance(left, (list, tuple, np.ndarray)) and isinstance(right, type(left)):
         return len(left) == len(right) and all(map(same, left, right))
     return bool(left == right)
+
+
+def alike(left: object, right: object) -> bool:
+    """Whether two records are the same but for rounding; of digests, only their number counts."""
+    if isinstance(left, (np.ndarray, np.generic, int, float)) and not isinstance(left, bool):
+        if not np.issubdtype(np.asarray(left).dtype, np.number):
+            return same(left, right)
+        return bool(np.allclose(left, right, rtol=1e-3, atol=1e-3, equal_nan=True))
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(alike(left[key], right[key]) for key in left)
+    if isinstance(left, (list, tuple)) and isinstance(right, type(left)):
+        return len(left) == len(right) and all(map(alike, left, right))
+    return isinstance(left, bytes) or same(left, right)
 
 
 def close(venv: Venv) -> None:

@@ -20,10 +20,12 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from rl_training.envs.snapshots import probe
 from rl_training.envs.snapshots.classes import SnapshotUnavailable
 from rl_training.envs.snapshots.layers import layers_of, load_layers, save_layers
+from rl_training.envs.snapshots.program import changed_data, program_data
 from rl_training.envs.stacking import frames_of
 from rl_training.errors import CheckpointError
 from rl_training.storage.tree import Encoded, StateTree
 
+_LIMITS = {"steps": 1200, "seconds": 0.5}  # of each of the probe's two stints
 _SYNC_SKIPPED = frozenset({"envs", "env_fns"})
 _ASYNC_KEPT = frozenset(
     {"action_space", "single_action_space", "observation_space", "single_observation_space"}
@@ -41,6 +43,7 @@ class SnapshotEnv(gym.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: gym.Env[Any, Any], env_index: int) -> None:
         super().__init__(env)
         self.env_index = env_index
+        self._generators: list[Any] | None = None
 
     def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """One step of the env."""
@@ -55,6 +58,8 @@ class SnapshotEnv(gym.Wrapper[Any, Any, Any, Any]):
             self.action_space.seed(seed)
             self.observation_space.seed(seed)
         obs, info = self.env.reset(seed=seed, options=options)
+        if self._generators is None:
+            self._generators = probe.global_generators()
         return _copied(obs), info
 
     # An exception would end an AsyncVectorEnv's worker for good, so trouble is returned as text.
@@ -64,11 +69,21 @@ class SnapshotEnv(gym.Wrapper[Any, Any, Any, Any]):
         return frames_of(self)
 
     def save_state(self) -> dict[str, Any]:
-        """`{"state": encoded}`, or `{"unavailable": reason}`."""
+        """`{"state": encoded}`, or `{"unavailable": reason}`; asked of an environment in a worker.
+
+        A worker's global generators are its environment's, and no checkpoint holds them.
+        """
+        if not probe.same(self._generators, probe.global_generators()):
+            reason = "it draws from a global random generator in its worker"
+            return {"unavailable": f"env {self.env_index}: {reason}"}
         try:
             return {"state": save_env_state(self)}
         except SnapshotUnavailable as error:
             return {"unavailable": f"env {self.env_index}: {error}"}
+
+    def program_state(self) -> dict[str, int]:
+        """Digests of the data that this environment's code keeps outside of it."""
+        return program_data(_env_layers(self))
 
     def load_state(self, states: Sequence[Encoded]) -> str:
         """Take over this env's entry of `states`; gives an empty text, or what went wrong."""
@@ -140,6 +155,33 @@ def load_vector_state(venv: VectorEnv[Any, Any, Any], state: StateTree) -> None:
         load_layers(layers, state["vector"], _skipped(layers[-1]))
 
 
+def program_state(venv: VectorEnv[Any, Any, Any]) -> dict[str, int]:
+    """Digests of the data that the environments' code keeps outside of them, by name.
+
+    The state of an environment holds none of it, so it must not have changed since the first reset
+    when a checkpoint claims to be exact.
+    """
+    layers = layers_of(venv)
+    base = layers[-1]
+    if isinstance(base, AsyncVectorEnv):
+        _check_workers(base)
+        states = enumerate(base.call("program_state"))
+        workers = {f"{name} (env {i})": d for i, state in states for name, d in state.items()}
+        return program_data(layers) | workers
+    if isinstance(base, SyncVectorEnv):
+        layers += [layer for env in base.envs for layer in _env_layers(env)]
+    return program_data(layers)
+
+
+def outside_data(before: dict[str, int], venv: VectorEnv[Any, Any, Any]) -> str:
+    """What of the program's data has changed since `before`, as a reason; empty if nothing."""
+    changed = changed_data(before, program_state(venv))
+    if not changed:
+        return ""
+    more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+    return f"data outside the environment has changed: {', '.join(changed[:3])}{more}"
+
+
 class ResumeLevel(NamedTuple):
     """How exactly a run in some environment can be resumed, and why not more exactly.
 
@@ -182,42 +224,79 @@ def _find_level(
 
     first = build()
     generators = probe.global_generators()
-    steps = int(np.random.default_rng(seed).integers(10, 31))
-    actions = probe.random_actions(first, steps + 20, seed=seed)
-    first.reset(seed=seed)
-    probe.play(first, actions[:steps])
-    trouble = _replay_trouble(first, build(), actions[steps:], seed)
+    actions = probe.endless_actions(first, seed=seed)
+    start, _ = first.reset(seed=seed)
+    start, outside = probe.kept(start), _program_state(first)
+    beyond = int(np.random.default_rng(seed).integers(10, 31))
+    before = probe.play_on(first, actions, beyond=beyond, **_LIMITS)
+    trouble = _restore_trouble(first, second := build(), outside, seed)
+    after = probe.play_on(first, actions, beyond=20, **_LIMITS)
     if not trouble:
-        return ResumeLevel("exact", "saved, restored and replayed to the bit")
+        trouble = _replay_trouble(first, second, after)
+    if not trouble:
+        return ResumeLevel(
+            "exact",
+            f"saved after {before.length()}, restored, and {after.length()} replayed to the bit",
+        )
     # Against a third one: the second may have taken over what makes it equal to the first.
-    repeated = [probe.play_episode(venv, actions[:20], seed=seed) for venv in (first, build())]
-    if probe.same(*repeated):
-        return ResumeLevel("boundary", trouble)
-    if not probe.same(generators, probe.global_generators()):
-        cause = "the environment draws from a global random generator, which no reset seed fixes"
-    else:
+    third = build()
+    new = probe.play_episode(third, (), seed=seed)
+    cause = "" if outside is None else outside_data(outside, third)
+    if cause:
+        return ResumeLevel("statistical", cause)
+    new += probe.play(third, before.actions + after.actions)
+    if not probe.same([start, *before.record, *after.record], new):
         cause = "the same reset seed and actions gave different answers"
-    return ResumeLevel("statistical", f"{cause}; {trouble}")
+        if not probe.same(generators, probe.global_generators()):
+            cause = "the environment draws from a global random generator, no reset seed fixes it"
+    elif not probe.alike(new[:11], probe.play_episode(first, before.actions[:10], seed=seed)):
+        cause = (
+            "the same reset seed and actions gave different answers in a used environment and in a "
+            "new one, so something outlives an episode that building it anew would lose"
+        )
+    if cause:
+        return ResumeLevel("statistical", f"{cause}; {trouble}")
+    played = f"{before.length()} and {after.length()}"
+    return ResumeLevel("boundary", f"{trouble}; in new environments a seed fixed {played}")
 
 
-def _replay_trouble(
-    first: VectorEnv[Any, Any, Any], second: VectorEnv[Any, Any, Any], actions: list[Any], seed: int
+def _program_state(venv: VectorEnv[Any, Any, Any]) -> dict[str, int] | None:
+    """None where it is out of sight, as the environments' state is then."""
+    try:
+        return program_state(venv)
+    except SnapshotUnavailable:
+        return None
+
+
+def _restore_trouble(
+    first: VectorEnv[Any, Any, Any],
+    second: VectorEnv[Any, Any, Any],
+    outside: dict[str, int] | None,
+    seed: int,
 ) -> str:
-    """What keeps `second` from going on like `first` after taking over its state; empty if nothing.
-
-    The unseeded reset shows whether the generators went along.
-    """
+    """What keeps `second` from taking over the state of `first`; empty if nothing."""
     try:
         state = save_vector_state(first)
+        if outside is not None and (changed := outside_data(outside, first)):
+            return changed
         second.reset(seed=seed + 1000)
         load_vector_state(second, state)
     except (SnapshotUnavailable, CheckpointError) as error:
         return str(error)
-    replayed = [
-        probe.play(venv, actions) + probe.play_episode(venv, actions[:5], seed=None)
-        for venv in (first, second)
-    ]
-    if probe.same(*replayed):
+    return ""
+
+
+def _replay_trouble(
+    first: VectorEnv[Any, Any, Any], second: VectorEnv[Any, Any, Any], after: probe.Stint
+) -> str:
+    """What keeps `second` from going on like `first` did in `after`; empty if nothing.
+
+    The unseeded reset shows whether the generators went along.
+    """
+    same = probe.same(after.record, probe.play(second, after.actions)) and probe.same(
+        *(probe.play_episode(venv, after.actions[:5], seed=None) for venv in (first, second))
+    )
+    if same:
         return ""
     return "after a save and a restore it went another way: some state is outside its attributes"
 
