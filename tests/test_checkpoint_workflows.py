@@ -70,6 +70,12 @@ def metadata(run_dir: Path) -> dict[str, Any]:
     return values
 
 
+def resumes(run_dir: Path) -> list[dict[str, Any]]:
+    """The entries of the resumes, of each verification only its verdict."""
+    entries = metadata(run_dir)["resumed_from"]
+    return [entry | {"verification": entry["verification"]["verdict"]} for entry in entries]
+
+
 def logged(run_dir: Path) -> list[dict[str, Any]]:
     """The rows of the log without what the clock says."""
     clocks = {"wall_time_s", "time/steps_per_second"}
@@ -294,15 +300,24 @@ def test_the_level_and_every_resume_are_recorded(tmp_path: Path) -> None:
     train_dqn(config, resume=run_dir)
     longer = config.with_changes(total_timesteps=300)
     train_dqn(longer, resume=run_dir)
-    assert metadata(run_dir)["resumed_from"] == [
-        {"checkpoint": "step_000000000060", "exact": True},
-        {"checkpoint": "step_000000000110", "exact": True},
+    assert resumes(run_dir) == [
+        {"checkpoint": "step_000000000060", "exact": True, "verification": "verified"},
+        {"checkpoint": "step_000000000110", "exact": True, "verification": "verified"},
         {
             "checkpoint": "step_000000000240",
             "exact": False,
             "extended": {"from": 240, "to": 300},
+            "verification": "verified",
         },
     ]
+    details = [entry["verification"]["detail"] for entry in metadata(run_dir)["resumed_from"]]
+    assert [detail.split(" with")[0] for detail in details] == [
+        "60 transitions from step 0",
+        "50 transitions from step 60",
+        "130 transitions from step 110",
+    ]
+    # What comes after a resume that is no exact continuation is none either.
+    assert find_checkpoint(run_dir).info["exact"] is False
 
 
 def test_at_level_boundary_a_run_is_exact_from_the_checkpoints_at_the_interval(
@@ -320,8 +335,8 @@ def test_at_level_boundary_a_run_is_exact_from_the_checkpoints_at_the_interval(
         train_dqn(config, resume=run_dir)
         assert final_state(run_dir) == final_state(straight)
         assert logged(run_dir) == logged(straight)
-        assert metadata(run_dir)["resumed_from"] == [
-            {"checkpoint": "step_000000000100", "exact": True}
+        assert resumes(run_dir) == [
+            {"checkpoint": "step_000000000100", "exact": True, "verification": "verified"}
         ]
 
 
@@ -333,8 +348,13 @@ def test_at_level_boundary_a_signal_at_the_interval_is_exact_and_between_is_not(
     for moment, exact in ((100, True), (130, False)):
         run_dir = interrupted(config, moment)
         train_dqn(config, resume=run_dir)
-        (resumed,) = metadata(run_dir)["resumed_from"]
-        assert resumed == {"checkpoint": f"step_000000000{moment}", "exact": exact}
+        assert resumes(run_dir) == [
+            {
+                "checkpoint": f"step_000000000{moment}",
+                "exact": exact,
+                "verification": "verified",
+            }
+        ]
         assert (final_state(run_dir) == straight) is exact
 
 
@@ -351,8 +371,8 @@ def test_the_statistical_level_is_declared(
     assert checkpoint.info["exact"] is False
     result = train_dqn(config, resume=run_dir)
     assert result.global_step == 240
-    assert metadata(run_dir)["resumed_from"] == [
-        {"checkpoint": "step_000000000100", "exact": False}
+    assert resumes(run_dir) == [
+        {"checkpoint": "step_000000000100", "exact": False, "verification": "none"}
     ]
 
 
@@ -385,7 +405,7 @@ def test_a_checkpoint_is_plain_data_that_other_programs_read(tmp_path: Path) -> 
         else:
             assert path.suffix == ".json"
             json.loads(path.read_text())
-    assert set(weights) == {"agent", "loop", "replay", "spaces"}
+    assert set(weights) == {"agent", "loop", "replay", "spaces", "transcript"}
     assert {(16, 4), (16,), (2, 16), (2,)} <= weights["agent"]
 
 

@@ -476,6 +476,7 @@ def test_resume_with_a_new_budget_extends_a_finished_run(finished: Path, tmp_pat
     assert result.exit_code == 0, result.output
     assert "finished at step 160" in result.stdout
     (resumed,) = json.loads((run_dir / "metadata.json").read_text())["resumed_from"]
+    assert resumed.pop("verification")["verdict"] == "verified"
     assert resumed == {
         "checkpoint": "step_000000000120",
         "exact": False,

@@ -382,7 +382,7 @@ def test_a_run_whose_environment_was_mended_goes_on_where_it_failed(tmp_path: Pa
     assert result.updates == (240 - 20) // 2
     assert json.loads((run_dir / "summary.json").read_text())["status"] == "finished"
     (resumed,) = json.loads((run_dir / "metadata.json").read_text())["resumed_from"]
-    assert resumed == {"checkpoint": "step_000000000089", "exact": False}
+    assert (resumed["checkpoint"], resumed["exact"]) == ("step_000000000089", False)
 
 
 class MendedEnv(RaisingEnv):

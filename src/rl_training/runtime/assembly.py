@@ -18,7 +18,7 @@ from rl_training.config.train_config import TrainConfig
 from rl_training.data.memory import format_bytes
 from rl_training.envs.factory import make_env, make_vector_env
 from rl_training.envs.pixels import stacked_frames
-from rl_training.envs.snapshots.vector import ResumeLevel, resume_level
+from rl_training.envs.snapshots.vector import ResumeLevel, packages_of, resume_level
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.errors import ConfigError
 from rl_training.runtime.agent import Agent, build_agent
@@ -33,6 +33,7 @@ from rl_training.runtime.seeding import derive_seed, env_seeds, seed_global_gene
 from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.training_run import TrainingRun
 from rl_training.storage.metrics_log import MetricsLog
+from rl_training.storage.runs import relevant_versions
 
 logger = logging.getLogger("rl_training")
 
@@ -174,6 +175,7 @@ def assemble(
     config, hyper, algorithm = plan.config, plan.hyper, components.agent.algorithm
     _warn_of_normalizing_wrappers(config)
     _announce(components.buffer, components.level)
+    num_envs = components.collector.num_envs
     run = TrainingRun(
         config=config,
         hyper=hyper,
@@ -197,9 +199,12 @@ def assemble(
         level=components.level.level,
         level_reason=components.level.reason,
         interrupts=interrupts,
+        make_envs=components.environments.training,
+        reset_seeds=env_seeds(config.seed, num_envs),
+        build_seed=config.seed,
+        versions=relevant_versions(packages_of(components.collector.envs)),
     )
-    num_envs = components.collector.num_envs
-    run.collector.reset(env_seeds(config.seed, num_envs), algorithm.initial_state(num_envs))
+    run.collector.reset(run.reset_seeds, algorithm.initial_state(num_envs))
     return run
 
 

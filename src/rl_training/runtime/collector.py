@@ -7,6 +7,7 @@ the successor is the last observation of the episode, and a row that only resets
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from math import isfinite
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -15,9 +16,16 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from rl_training.algorithms.base import ActResult
 from rl_training.data.types import PolicyState, Transitions
-from rl_training.envs.snapshots.vector import load_vector_state, save_vector_state
+from rl_training.envs.snapshots.classes import SnapshotUnavailable
+from rl_training.envs.snapshots.vector import (
+    load_vector_state,
+    outside_data,
+    program_state,
+    save_vector_state,
+)
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.errors import EnvError, NonFiniteError
+from rl_training.runtime.transcript import Answers, Transcript
 from rl_training.storage.state import Stateful
 from rl_training.storage.tree import StateTree
 
@@ -62,6 +70,8 @@ class Collector(Stateful):
         self.steps = 0
         self.episodes: deque[Episode] = deque(maxlen=100)
         self.episodes_finished = 0
+        self.transcript = Transcript()
+        self._outside: dict[str, int] | None = None
         self._failed = False
         self._no_rows = np.zeros(self.num_envs, np.bool_)
         self._all_rows = np.ones(self.num_envs, np.bool_)
@@ -85,6 +95,8 @@ class Collector(Stateful):
         self._state = tuple(np.array(part) for part in state)  # a resume writes into it
         self._returns = np.zeros(self.num_envs)
         self._lengths = np.zeros(self.num_envs, np.int64)
+        if self._outside is None:
+            self._outside = self._program_state()
 
     def step(self, act: Act) -> Transitions:
         """Act once in every environment."""
@@ -114,6 +126,8 @@ class Collector(Stateful):
         else:
             self._first = done
         self._count(step, done if ended else None)
+        if self.transcript.open:
+            self.transcript.add(obs, result.action, reward, ends)
         return step
 
     def _final_and_reset_obs(
@@ -195,8 +209,44 @@ class Collector(Stateful):
         self.episodes.extend(episodes)
 
     def save_envs(self) -> StateTree:
-        """The state of the environments themselves, where it can be saved."""
+        """The state of the environments themselves; SnapshotUnavailable if it cannot be saved."""
+        if reason := self.outside_change():
+            raise SnapshotUnavailable(reason)
         return save_vector_state(self.envs)
+
+    def outside_change(self) -> str:
+        """Which data that their code keeps outside the environments changed since the first reset;
+        empty if none.
+        """
+        return outside_data(self._outside, self.envs) if self._outside else ""
+
+    def replace_envs(self, make: Callable[[], VectorEnv[Any, Any, Any]]) -> None:
+        """Go on in new environments, which are to be reset next."""
+        self.close()
+        self.envs = make()
+
+    def stand_at(self, obs: np.ndarray, resetting: np.ndarray) -> None:
+        """Continue from where restored environments stand."""
+        self._obs, self._resetting = obs, resetting
+
+    def position(self) -> tuple[np.ndarray, np.ndarray]:
+        """Copies of what `stand_at` takes."""
+        return self._obs.copy(), self._resetting.copy()
+
+    def finished_transcript(self) -> dict[str, Any] | None:
+        """The transcript up to here as a checkpoint holds it; None if there is none."""
+        self.transcript.finish(self._obs)
+        return self.transcript.finished
+
+    def answers(self) -> Answers | None:
+        """What the transcript has kept up to here."""
+        return self.transcript.answers(self._obs)
+
+    def _program_state(self) -> dict[str, int]:
+        try:
+            return program_state(self.envs)
+        except SnapshotUnavailable:  # workers of another kind, whose state is out of reach as well
+            return {}
 
     def load_envs(self, state: StateTree) -> None:
         """Restore the environments."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 import shutil
 import sys
@@ -24,8 +25,11 @@ from rl_training.storage.runs import (
     with_session,
 )
 
+logger = logging.getLogger("rl_training")
+
 if TYPE_CHECKING:  # an outcome can be named without loading what makes one
     from rl_training.runtime.training_run import TrainingRun
+    from rl_training.runtime.verification import Verdict
     from rl_training.storage.checkpoints import Checkpoint
 
 # What the last bits of a number depend on. A compiled run may have to go on eagerly.
@@ -87,8 +91,13 @@ def command_line(*words: object) -> str:
     return shlex.join([*program, *map(str, words)])
 
 
-def write_records(run: TrainingRun, checkpoint: Checkpoint | None) -> None:
-    """Write config.yaml and metadata.json as a session begins; no older summary stays."""
+def write_records(
+    run: TrainingRun, checkpoint: Checkpoint | None, verification: Verdict | None = None
+) -> None:
+    """Write config.yaml and metadata.json as a session begins; no older summary stays.
+
+    A resume that is not exact is said to be none, and so is every later checkpoint of the run.
+    """
     remove_summary(run.directory)
     write_atomic(run.directory / CONFIG_NAME, dump_yaml(run.config.to_plain()))
     path = run.directory / METADATA_NAME
@@ -105,23 +114,43 @@ def write_records(run: TrainingRun, checkpoint: Checkpoint | None) -> None:
             "execution": run.algorithm.execution,
         },
     )
-    resumed = None if checkpoint is None else resume_entry(checkpoint, run.config, session)
+    resumed = None if checkpoint is None else resume_entry(checkpoint, run, session)
+    if resumed is not None and verification is not None:
+        resumed["verification"] = verification._asdict()
+        resumed["exact"] = resumed["exact"] and verification.verdict != "differs"
     write_json(path, with_session(path, session, resumed))
+    if resumed is not None:
+        run.exact_so_far = resumed["exact"]
+        _report_resume(resumed)
+    if verification is not None and verification.verdict == "differs":
+        run.lower_level(verification.detail)
+
+
+def _report_resume(entry: Mapping[str, Any]) -> None:
+    if changed := entry.get("changed"):
+        named = ", ".join(f"{key} {v['from']} (now {v['to']})" for key, v in changed.items())
+        logger.warning("not an exact continuation, as the checkpoint was saved with: %s", named)
+    if verification := entry.get("verification"):
+        logger.info("resume: %s (%s)", verification["verdict"], verification["detail"])
 
 
 def resume_entry(
-    checkpoint: Checkpoint, config: TrainConfig, session: Mapping[str, Any]
+    checkpoint: Checkpoint, run: TrainingRun, session: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What metadata.json says about a resume; `session` is what it says about the new session."""
+    config = run.config
     planned = checkpoint.info["config"]["total_timesteps"]
     entry = {"checkpoint": checkpoint.path.name, "exact": checkpoint.info["exact"]}
     if planned != config.total_timesteps:
         # Schedules depend on the planned total: an extension is not an exact continuation.
         entry |= {"exact": False, "extended": {"from": planned, "to": config.total_timesteps}}
+    before = {key: checkpoint.info[key] for key in ROUNDING_KEYS if key in checkpoint.info}
+    before |= checkpoint.info.get("versions", {})
+    now = {**session, **run.versions}
     changed = {
-        key: {"from": checkpoint.info[key], "to": session[key]}
-        for key in ROUNDING_KEYS
-        if key in checkpoint.info and key in session and checkpoint.info[key] != session[key]
+        key: {"from": value, "to": now[key]}
+        for key, value in before.items()
+        if key in now and now[key] != value
     }
     if changed:
         entry |= {"exact": False, "changed": changed}

@@ -62,7 +62,12 @@ def checkpoint_parts(run: TrainingRun, *, with_envs: bool = True) -> dict[str, A
         "envs": _env_state(run) if with_envs else None,
         "generators": global_generator_state(),
     }
-    return {**run.agent.parts(), "replay": run.buffer.state_dict(), "loop": loop}
+    parts = {**run.agent.parts(), "replay": run.buffer.state_dict(), "loop": loop}
+    if with_envs and (transcript := run.collector.finished_transcript()) is not None:
+        parts["transcript"] = transcript
+    if loop["envs"] is not None:
+        run.begin_transcript(loop["envs"])
+    return parts
 
 
 def checkpoint_info(run: TrainingRun, *, exact: bool) -> dict[str, Any]:
@@ -76,6 +81,7 @@ def checkpoint_info(run: TrainingRun, *, exact: bool) -> dict[str, Any]:
         "execution": run.algorithm.execution,
         "device": str(run.algorithm.device),
         "threads": torch.get_num_threads(),
+        "versions": dict(run.versions),
         "config": run.config.to_plain(),
     }
 
@@ -95,6 +101,7 @@ def restore_run(run: TrainingRun, checkpoint: Checkpoint) -> None:
     run.speed = Speed(run.env_steps)
     run.checkpoint_path, run.saved_at = checkpoint.path, run.env_steps
     restore_global_generators(loop["generators"])
+    run.begin_transcript(loop["envs"])
 
 
 def saved_loop(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,17 @@ def seed_global_generators(seed: int) -> None:
     random.seed(derive_seed(seed, "python"))
     np.random.seed(derive_seed(seed, "numpy"))
     torch.manual_seed(derive_seed(seed, "torch"))
+
+
+@contextmanager
+def global_generators_seeded(seed: int) -> Iterator[None]:
+    """Seed the generators that are not ours for what is built inside; put them back afterwards."""
+    before = global_generator_state()
+    seed_global_generators(seed)
+    try:
+        yield
+    finally:
+        restore_global_generators(before)
 
 
 def global_generator_state() -> dict[str, Any]:

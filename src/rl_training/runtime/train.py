@@ -30,6 +30,7 @@ from rl_training.runtime.resume import (
 from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.spec_table import portable_name
 from rl_training.runtime.training_run import TrainingRun
+from rl_training.runtime.verification import verify_resume
 from rl_training.storage.checkpoints import set_aside_newer
 from rl_training.storage.metrics_log import MetricsLog
 from rl_training.storage.runs import RunLock, create_run_directory, default_run_name
@@ -92,13 +93,17 @@ def train(
         saved_log = saved_loop(checkpoint)["metrics_log"] if checkpoint and run_directory else None
         log = stack.enter_context(closing(MetricsLog(directory, resume_from=saved_log)))
         run = assemble(plan, components, directory, log, interrupts)
-        if checkpoint is not None:
+        verification = None
+        if checkpoint is None:
+            run.begin_transcript()
+        else:
             restore_run(run, checkpoint)
+            verification = verify_resume(run, checkpoint)
             if run_directory is None:
                 run.checkpoint_path = run.saved_at = None  # this directory holds none yet
             else:
                 _set_aside_newer(run)
-        write_records(run, checkpoint)
+        write_records(run, checkpoint, verification)
         return _run_to_end(run, spec)
 
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from gymnasium.vector import VectorEnv
 
 from rl_training.algorithms.base import ActResult, Algorithm
 from rl_training.config.train_config import TrainConfig
 from rl_training.data.metrics import RecentMetrics
 from rl_training.data.types import PolicyState
+from rl_training.envs.snapshots.classes import SnapshotUnavailable
 from rl_training.errors import NonFiniteError
 from rl_training.runtime.agent import Agent
 from rl_training.runtime.callbacks import Callback
@@ -29,8 +31,10 @@ from rl_training.runtime.seeding import (
     derive_seed,
     env_seeds,
     global_generator_state,
+    global_generators_seeded,
     restore_global_generators,
 )
+from rl_training.runtime.transcript import Start
 from rl_training.storage.checkpoints import prune, write_checkpoint
 from rl_training.storage.files import write_json
 from rl_training.storage.metrics_log import MetricsLog
@@ -69,6 +73,11 @@ class TrainingRun(Stateful):
     level: str
     level_reason: str
     interrupts: Interrupts
+    make_envs: Callable[[], VectorEnv[Any, Any, Any]]
+    reset_seeds: list[int]
+    build_seed: int
+    versions: Mapping[str, str] = field(default_factory=dict)
+    exact_so_far: bool = True
     best_return: float | None = None
     last_evaluation: Evaluation | None = None
     last_evaluation_at: int | None = None
@@ -179,7 +188,7 @@ class TrainingRun(Stateful):
             kind="step",
             env_steps=self.env_steps,
             parts=parts,
-            info=checkpoint_info(self, exact=exact),
+            info=checkpoint_info(self, exact=exact and self.exact_so_far),
         )
         self.saved_at = self.env_steps
         prune(self.directory / "checkpoints", keep=self.config.keep_checkpoints)
@@ -224,17 +233,54 @@ class TrainingRun(Stateful):
         return {f"train/{name}": value for name, value in values.items()}
 
     def lower_level(self, reason: str) -> None:
-        """The environments can no longer be saved: say so, also in the run's record."""
+        """The environments can no longer be resumed exactly: say so, also in the run's record."""
         logger.warning("resume level: now statistical, it was %s (%s)", self.level, reason)
         self.level, self.level_reason = "statistical", reason
+        self.collector.transcript.begin(None)
         path = self.directory / "metadata.json"
         record = json.loads(path.read_text()) if path.exists() else {}
         write_json(path, record | {"resume_level": self.level, "resume_level_reason": reason})
 
     def cut_episodes(self) -> None:
-        """Begin new episodes everywhere, with seeds that depend on the step alone."""
-        seeds = env_seeds(self.config.seed, self.collector.num_envs, "cut", self.env_steps)
-        self.collector.reset(seeds, self.algorithm.initial_state(self.collector.num_envs))
+        """Begin new episodes everywhere, with seeds that depend on the step alone.
+
+        At level `boundary` that is in new environments: what is left of earlier episodes after a
+        reset, such as the order of a simulator's contacts, would be missing in a resumed run.
+        """
+        self.collector.finished_transcript()  # the next checkpoint holds what led up to it
+        num_envs = self.collector.num_envs
+        self.reset_seeds = env_seeds(self.config.seed, num_envs, "cut", self.env_steps)
+        if self.level == "boundary":
+            self.build_seed = derive_seed(self.config.seed, "build", self.env_steps)
+        with global_generators_seeded(self.build_seed):
+            if self.level == "boundary":
+                self.collector.replace_envs(self.make_envs)
+            self.collector.reset(self.reset_seeds, self.algorithm.initial_state(num_envs))
+        if self.level == "boundary" and (reason := self.collector.outside_change()):
+            self.lower_level(reason)
+        self.begin_transcript()
+
+    def begin_transcript(self, envs: Any = None) -> None:
+        """Begin to keep what is done and answered, from the state `envs` or as it is now."""
+        if self.level == "statistical":
+            return
+        if self.level == "exact" and envs is None:
+            try:
+                envs = self.collector.save_envs()
+            except SnapshotUnavailable as error:
+                self.lower_level(str(error))
+                return
+        obs, resetting = self.collector.position()
+        start = Start(
+            env_steps=self.env_steps,
+            build_seed=self.build_seed,
+            seeds=self.reset_seeds,
+            envs=envs,
+            obs=obs,
+            resetting=resetting,
+            generators=global_generator_state(),
+        )
+        self.collector.transcript.begin(start)
 
     def _save_best(self, evaluation: Evaluation) -> None:
         self.check_finite()

@@ -11,7 +11,7 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -33,6 +33,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _MAX_ATTEMPTS = 10_000
 _LOCK_PATIENCE_S = 0.5
 _GIT_TIMEOUT_S = 2.0
+_CPUINFO = Path("/proc/cpuinfo")
 _PACKAGES = ("rl-training", "torch", "numpy", "gymnasium", "box2d", "mujoco")
 
 
@@ -227,6 +228,33 @@ def with_session(
     return metadata
 
 
+def relevant_versions(packages: Iterable[str] = ()) -> dict[str, str]:
+    """What the last bits of a run depend on: versions, those of `packages` too, and the processor.
+
+    The release of the system's kernel is left out, which computes nothing.
+    """
+    libc = " ".join(platform.libc_ver())  # has the mathematical functions
+    return {
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()} {libc}".strip(),
+        "cpu": cpu_model(),
+        **_package_versions(packages),
+    }
+
+
+def cpu_model() -> str:
+    """The processor with family and model: several share a name but round differently."""
+    try:
+        lines = _CPUINFO.read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        lines = []
+    facts = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in lines)}
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    if {"cpu family", "model"} <= facts.keys():
+        return f"{name} (family {facts['cpu family']}, model {facts['model']})"
+    return name
+
+
 def usable_cpus() -> int:
     """CPUs this process may run on, which a container or a scheduler may have limited."""
     if hasattr(os, "sched_getaffinity"):
@@ -234,9 +262,10 @@ def usable_cpus() -> int:
     return os.cpu_count() or 1
 
 
-def _package_versions() -> dict[str, str]:
+def _package_versions(more: Iterable[str] = ()) -> dict[str, str]:
     versions = {}
-    for package in _PACKAGES:
+    # A distribution may be named `ale-py` or `box2d` and its package `ale_py` or `Box2D`.
+    for package in dict.fromkeys((*_PACKAGES, *(name.lower().replace("_", "-") for name in more))):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -84,6 +85,10 @@ class SnapshotEnv(gym.Wrapper[Any, Any, Any, Any]):
     def program_state(self) -> dict[str, int]:
         """Digests of the data that this environment's code keeps outside of it."""
         return program_data(_env_layers(self))
+
+    def packages(self) -> list[str]:
+        """The top-level packages that the classes of this environment come from."""
+        return _packages(_env_layers(self))
 
     def load_state(self, states: Sequence[Encoded]) -> str:
         """Take over this env's entry of `states`; gives an empty text, or what went wrong."""
@@ -171,6 +176,17 @@ def program_state(venv: VectorEnv[Any, Any, Any]) -> dict[str, int]:
     if isinstance(base, SyncVectorEnv):
         layers += [layer for env in base.envs for layer in _env_layers(env)]
     return program_data(layers)
+
+
+def packages_of(venv: VectorEnv[Any, Any, Any]) -> list[str]:
+    """The top-level packages that the environments' classes come from."""
+    layers = layers_of(venv)
+    base = layers[-1]
+    if isinstance(base, SyncVectorEnv):
+        layers += [layer for env in base.envs for layer in _env_layers(env)]
+    elif isinstance(base, AsyncVectorEnv) and _built_here(base):
+        return sorted({package for each in base.call("packages") for package in each})
+    return _packages(layers)
 
 
 def outside_data(before: dict[str, int], venv: VectorEnv[Any, Any, Any]) -> str:
@@ -331,8 +347,18 @@ def _misfit_reported(env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> Itera
         ) from error
 
 
+def _packages(layers: Sequence[object]) -> list[str]:
+    bases = {base for layer in layers for base in type(layer).__mro__}
+    names = {base.__module__.partition(".")[0] for base in bases}
+    return sorted(names - set(sys.stdlib_module_names))
+
+
+def _built_here(venv: AsyncVectorEnv[Any, Any]) -> bool:
+    return all(isinstance(make, SnapshotEnvMaker) for make in venv.env_fns)
+
+
 def _check_workers(venv: AsyncVectorEnv[Any, Any]) -> None:
-    if not all(isinstance(make, SnapshotEnvMaker) for make in venv.env_fns):
+    if not _built_here(venv):
         raise SnapshotUnavailable("the AsyncVectorEnv was not built by rl_training")
     if venv.autoreset_mode is AutoresetMode.NEXT_STEP:
         raise SnapshotUnavailable(

@@ -22,6 +22,7 @@ from rl_training.storage.runs import (
     METADATA_NAME,
     RunLock,
     collect_metadata,
+    cpu_model,
     is_locked,
     usable_cpus,
 )
@@ -37,7 +38,6 @@ from rl_training.tools.evidence.card import (
 RUNS = Path("runs")
 Report = Callable[[str], None]
 
-_CPUINFO = Path("/proc/cpuinfo")
 _LEFT_OUT = ("seed", "output_dir", "run_name")
 _NEEDED = {"started_at", "device", "threads", "python", "packages", "platform", "cpu_count"}
 _UNKNOWN = "not recorded"
@@ -128,7 +128,7 @@ def this_machine() -> Machine:
     """The processor, memory and system of this machine."""
     cores = os.cpu_count() or 1
     return Machine(
-        cpu=_cpu_model(),
+        cpu=cpu_model(),
         cores=cores,
         cores_usable=usable_cpus(),
         memory=format_bytes(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
@@ -257,16 +257,3 @@ def _commit(session: dict[str, Any]) -> str:
 
 def _versions(session: dict[str, Any]) -> dict[str, str]:
     return {"python": session["python"], **session["packages"]}
-
-
-def _cpu_model() -> str:
-    """The processor with family and model: several share a name but round differently."""
-    try:
-        lines = _CPUINFO.read_text().split("\n\n")[0].splitlines()
-    except OSError:
-        lines = []
-    facts = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in lines)}
-    name = facts.get("model name") or platform.processor() or platform.machine()
-    if {"cpu family", "model"} <= facts.keys():
-        return f"{name} (family {facts['cpu family']}, model {facts['model']})"
-    return name

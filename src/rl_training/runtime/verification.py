@@ -1,0 +1,95 @@
+"""Whether a resumed run may call itself exact: the stretch before its checkpoint, replayed.
+
+The environments are built once more, put where the stretch began, and given the recorded actions.
+They must see, earn and end what they did then, to the bit.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from rl_training.algorithms.base import ActResult
+from rl_training.data.types import PolicyState
+from rl_training.envs.snapshots import probe
+from rl_training.errors import CheckpointError, EnvError, NonFiniteError
+from rl_training.runtime.collector import Collector
+from rl_training.runtime.seeding import restore_global_generators, seed_global_generators
+from rl_training.runtime.transcript import Answers, Start, parse_transcript
+from rl_training.storage.checkpoints import Checkpoint
+
+if TYPE_CHECKING:
+    from rl_training.runtime.training_run import TrainingRun
+
+logger = logging.getLogger("rl_training")
+
+REPLAY_SECONDS = 5.0
+
+
+class Verdict(NamedTuple):
+    """What a replay found: `verified`, `differs`, or `none` if there was nothing to replay."""
+
+    verdict: Literal["verified", "differs", "none"]
+    detail: str
+
+
+def verify_resume(run: TrainingRun, checkpoint: Checkpoint) -> Verdict:
+    """Replay the transcript of a checkpoint in new environments, for a few seconds at most.
+
+    The run's own environments and the global generators are left as they are.
+    """
+    if run.level == "statistical":
+        return Verdict("none", "the environments claim no exactness")
+    if not checkpoint.has("transcript"):
+        return Verdict("none", "the checkpoint holds no transcript")
+    start, recorded = parse_transcript(checkpoint.read("transcript"), run.collector.num_envs)
+    with probe.undisturbed(), ExitStack() as opened:
+        try:
+            replayed = _replay(run, start, recorded, opened)
+        except (CheckpointError, EnvError, NonFiniteError) as error:
+            return Verdict("differs", f"the environments could not be put back: {error}")
+    difference = recorded.first_difference(replayed)
+    if difference:
+        return Verdict("differs", f"replayed from step {start.env_steps}, {difference}")
+    ends = int(np.count_nonzero(replayed.ends))
+    return Verdict(
+        "verified",
+        f"{replayed.rewards.size} transitions from step {start.env_steps} with {ends or 'no'} ends "
+        "of episodes were replayed to the bit",
+    )
+
+
+def _replay(run: TrainingRun, start: Start, recorded: Answers, opened: ExitStack) -> Answers:
+    seed_global_generators(start.build_seed)
+    envs = run.make_envs()
+    opened.callback(probe.close, envs)
+    collector = Collector(envs, run.agent.adapter)
+    collector.reset(start.seeds, ())
+    if start.envs is not None:
+        collector.load_envs(start.envs)
+        collector.stand_at(start.obs, start.resetting)
+    restore_global_generators(start.generators)
+    collector.transcript.begin(start)
+    give_up = time.monotonic() + REPLAY_SECONDS
+    for action in recorded.actions:
+        collector.step(_Scripted(action))
+        if time.monotonic() > give_up:
+            break
+    answers = collector.answers()
+    assert answers is not None
+    return answers
+
+
+class _Scripted:
+    """Acts as recorded."""
+
+    def __init__(self, action: np.ndarray) -> None:
+        self._result = ActResult(action)
+
+    def __call__(self, obs: np.ndarray, state: PolicyState, first: np.ndarray, /) -> Any:  # noqa: ARG002
+        """The action, whatever is seen."""
+        return self._result
