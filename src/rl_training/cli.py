@@ -206,6 +206,31 @@ def resume(
         _train_one(config, found.path)
 
 
+@app.command("verify-resume")
+def verify_resume(
+    config: Annotated[
+        str, typer.Option("--config", help="A packaged name such as dqn/cartpole, or a YAML file.")
+    ],
+    settings: SetOption = None,
+    steps: Annotated[
+        int, typer.Option("--steps", min=40, help="Transitions of the run that is compared.")
+    ] = 2_000,
+    debug: DebugOption = False,
+) -> None:
+    """Try whether resuming is exact in a configuration's environments.
+
+    Trains a short run, continues it from each of its checkpoints in
+    new processes, and compares to the bit. Exit code 0 if all is the
+    same, 1 if not.
+    """
+    with _reported(debug):
+        from rl_training.experiment.registry import resolve_config
+        from rl_training.tools.verify_resume import show_comparison
+
+        loaded = resolve_config(config, overrides=settings or ())
+        raise typer.Exit(0 if show_comparison(loaded.config, steps, typer.echo) else 1)
+
+
 @app.command()
 def predict(
     checkpoint: CheckpointOption,

@@ -34,10 +34,16 @@ _CONTAINERS = (list, tuple, set, frozenset, dict)
 
 def program_data(layers: Iterable[object]) -> dict[str, int]:
     """A digest of each datum that the code of these objects can reach, by `module:name`."""
-    reached = _Reached()
-    for layer in layers:
-        reached.enter(layer)
-    return reached.digests()
+    return _reached(layers).digests()
+
+
+def clear_caches(layers: Iterable[object]) -> None:
+    """Empty the `lru_cache`s that the code of these objects can reach, as a new process would.
+
+    Whoever keeps there what cannot be computed again goes another way afterwards.
+    """
+    for cache in _reached(layers).caches:
+        cache.cache_clear()
 
 
 def changed_data(before: dict[str, int], after: dict[str, int]) -> list[str]:
@@ -46,10 +52,19 @@ def changed_data(before: dict[str, int], after: dict[str, int]) -> list[str]:
     return [name for name in names if before.get(name) != after.get(name)]
 
 
+def _reached(layers: Iterable[object]) -> _Reached:
+    reached = _Reached()
+    for layer in layers:
+        reached.enter(layer)
+    reached.follow()
+    return reached
+
+
 class _Reached:
     """The code that some objects can reach, and the data that this code can name."""
 
     def __init__(self) -> None:
+        self.caches: list[Any] = []
         self._data: dict[str, object] = {}
         self._seen: set[object] = set()
         self._packages: set[str] = set()
@@ -75,10 +90,13 @@ class _Reached:
                 if classes.is_plain_class(type(value)) and depth < 4:
                     held.append((getattr(value, "__dict__", {}), depth + 1))
 
-    def digests(self) -> dict[str, int]:
-        """The digest of every datum."""
+    def follow(self) -> None:
+        """Visit all code that can be reached."""
         while self._pending and len(self._seen) < _MAX_VISITED:
             self._visit(*self._pending.pop())
+
+    def digests(self) -> dict[str, int]:
+        """The digest of every datum."""
         return {name: _digest(value) for name, value in self._data.items()}
 
     def _visit(self, name: str, value: object) -> None:
@@ -96,6 +114,10 @@ class _Reached:
                 for code in _codes(value.__code__) if self._is_own(value.__module__) else ():
                     self._pending += self._named(code.co_names, value.__globals__, value.__module__)
             else:  # a property or a decorated function
+                if isinstance(value, functools._lru_cache_wrapper) and self._is_own(
+                    value.__module__
+                ):
+                    self.caches.append(value)
                 parts = ("fget", "fset", "fdel", "__func__", "__wrapped__", "func")
                 self._reach(name, (getattr(value, part, None) for part in parts))
 

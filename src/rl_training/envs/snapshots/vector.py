@@ -21,7 +21,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from rl_training.envs.snapshots import probe
 from rl_training.envs.snapshots.classes import SnapshotUnavailable
 from rl_training.envs.snapshots.layers import layers_of, load_layers, save_layers
-from rl_training.envs.snapshots.program import changed_data, program_data
+from rl_training.envs.snapshots.program import changed_data, clear_caches, program_data
 from rl_training.envs.stacking import frames_of
 from rl_training.errors import CheckpointError
 from rl_training.storage.tree import Encoded, StateTree
@@ -166,27 +166,21 @@ def program_state(venv: VectorEnv[Any, Any, Any]) -> dict[str, int]:
     The state of an environment holds none of it, so it must not have changed since the first reset
     when a checkpoint claims to be exact.
     """
-    layers = layers_of(venv)
-    base = layers[-1]
+    data = program_data(_layers_here(venv))
+    base = layers_of(venv)[-1]
     if isinstance(base, AsyncVectorEnv):
         _check_workers(base)
-        states = enumerate(base.call("program_state"))
-        workers = {f"{name} (env {i})": d for i, state in states for name, d in state.items()}
-        return program_data(layers) | workers
-    if isinstance(base, SyncVectorEnv):
-        layers += [layer for env in base.envs for layer in _env_layers(env)]
-    return program_data(layers)
+        for index, state in enumerate(base.call("program_state")):
+            data |= {f"{name} (env {index})": digest for name, digest in state.items()}
+    return data
 
 
 def packages_of(venv: VectorEnv[Any, Any, Any]) -> list[str]:
     """The top-level packages that the environments' classes come from."""
-    layers = layers_of(venv)
-    base = layers[-1]
-    if isinstance(base, SyncVectorEnv):
-        layers += [layer for env in base.envs for layer in _env_layers(env)]
-    elif isinstance(base, AsyncVectorEnv) and _built_here(base):
+    base = layers_of(venv)[-1]
+    if isinstance(base, AsyncVectorEnv) and _built_here(base):
         return sorted({package for each in base.call("packages") for package in each})
-    return _packages(layers)
+    return _packages(_layers_here(venv))
 
 
 def outside_data(before: dict[str, int], venv: VectorEnv[Any, Any, Any]) -> str:
@@ -256,6 +250,7 @@ def _find_level(
         )
     # Against a third one: the second may have taken over what makes it equal to the first.
     third = build()
+    clear_caches(_layers_here(third))
     new = probe.play_episode(third, (), seed=seed)
     cause = "" if outside is None else outside_data(outside, third)
     if cause:
@@ -309,6 +304,7 @@ def _replay_trouble(
 
     The unseeded reset shows whether the generators went along.
     """
+    clear_caches(_layers_here(second))
     same = probe.same(after.record, probe.play(second, after.actions)) and probe.same(
         *(probe.play_episode(venv, after.actions[:5], seed=None) for venv in (first, second))
     )
@@ -345,6 +341,14 @@ def _misfit_reported(env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> Itera
         raise CheckpointError(
             f"the saved state does not fit {type(env.unwrapped).__qualname__}: {error!r}"
         ) from error
+
+
+def _layers_here(venv: VectorEnv[Any, Any, Any]) -> list[Any]:
+    """The layers of a vector environment and of the environments that are in this process."""
+    layers = layers_of(venv)
+    if isinstance(layers[-1], SyncVectorEnv):
+        layers += [layer for env in layers[-1].envs for layer in _env_layers(env)]
+    return layers
 
 
 def _packages(layers: Sequence[object]) -> list[str]:
