@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -72,8 +73,16 @@ LATE_GENERATOR = np.random.default_rng(7)
 class ModuleGenerator(Nasty):
     """Draws from a generator of the module from the fourth episode on."""
 
+    since = 4
+
     def secret(self) -> float:
-        return float(LATE_GENERATOR.normal()) if self.episodes > 3 else 0.0
+        return float(LATE_GENERATOR.normal()) if self.episodes >= self.since else 0.0
+
+
+class LateGenerator(ModuleGenerator):
+    """Draws from it only when a run's first checkpoints are long written."""
+
+    since = 10
 
 
 class NonlocalCounter(Nasty):
@@ -245,7 +254,7 @@ class HiddenIterator(Nasty):
     """Takes its rewards from a Python generator that only a function holds."""
 
     def begin(self) -> None:
-        numbers = (float(number) for number in itertools.count(self.episodes))
+        numbers = (float(number) for number in itertools.count(3))
 
         def draw() -> float:
             return next(numbers)
@@ -274,7 +283,28 @@ class ClassSpaces(Nasty):
         self.position = 0.0
 
     def secret(self) -> float:
-        return float(self.action_space.sample()) if self.calls % 25 == 0 else 0.0
+        return float(self.action_space.sample()) if self.t == 7 else 0.0
+
+
+class ProcessCounter(Nasty):
+    """Its rewards tell how many processes have used it, from a file: nothing here can see that.
+
+    In one process everything agrees, so it claims to be exact, and is not.
+    """
+
+    def __init__(self, note: str) -> None:
+        super().__init__()
+        self.note = note
+        if str(os.getpid()) not in self.processes():
+            with open(note, "a") as file:
+                file.write(f"{os.getpid()} ")
+
+    def processes(self) -> list[str]:
+        with open(self.note) as file:
+            return file.read().split()
+
+    def secret(self) -> float:
+        return float(self.processes().index(str(os.getpid())))
 
 
 class ConstructorCounter(Nasty):
@@ -323,26 +353,29 @@ class Steps(Nasty):
         return next(self.walk)
 
 
-# The level each of them deserves: state that is saved is exact, state that a new environment and a
-# seed bring back is boundary, and state that belongs to the program is neither.
+# The level each of them deserves in one process: state that is saved is exact, state that a new
+# environment and a seed bring back is boundary, and state that belongs to the program is neither.
 LEVELS = {
     "NonlocalCounter": "exact",
     "PartialGenerator": "exact",
     "BoundGenerator": "exact",
     "Forgetful": "exact",
-    "ClassSpaces": "exact",
+    "LateGenerator": "exact",  # until it draws
+    "ClassSpaces": "boundary",
     "Cycle": "boundary",
     "HiddenIterator": "boundary",
     "Steps": "boundary",
     "CachedTerrain": "boundary",
     "ClassCounter": "statistical",
+    "ModuleGenerator": "statistical",
     "FunctionAttribute": "statistical",
     "MutableDefault": "statistical",
     "ModuleIterator": "statistical",
+    "LazyGlobal": "statistical",
     "SharedObject": "statistical",
     "HelperModule": "statistical",
     "FactoryCounter": "statistical",
     "ClassGenerator": "statistical",
+    "ConstructorCounter": "statistical",
+    "GlobalLate": "statistical",
 }
-# Those whose state shows, or comes into being, only after the probe; the run must notice.
-LATE = ("ModuleGenerator", "LazyGlobal", "GlobalLate", "ConstructorCounter")

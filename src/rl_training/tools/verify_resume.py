@@ -45,7 +45,6 @@ class Cut:
 
     env_steps: int
     difference: str
-    verification: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,11 +128,11 @@ def _continued(short: TrainConfig, straight: Path, folder: Path, name: str) -> C
     begun = find_checkpoint(checkpoints).env_steps
     _in_new_process(short, folder, checkpoints / name)
     (entry,) = json.loads((folder / _RUN / METADATA_NAME).read_text())["resumed_from"]
-    return Cut(
-        env_steps=begun,
-        difference=_first_difference(straight / _RUN, folder / _RUN, short.num_envs, name),
-        verification=entry["verification"]["verdict"],
-    )
+    verification = entry["verification"]
+    if verification["verdict"] == "differs":  # found when it was resumed, nothing comes before it
+        return Cut(env_steps=begun, difference=verification["detail"])
+    difference = _first_difference(straight / _RUN, folder / _RUN, short.num_envs, name)
+    return Cut(env_steps=begun, difference=difference)
 
 
 def _first_difference(straight: Path, resumed: Path, num_envs: int, since: str) -> str:

@@ -120,19 +120,6 @@ def same(left: object, right: object) -> bool:
     return bool(left == right)
 
 
-def alike(left: object, right: object) -> bool:
-    """Whether two records are the same but for rounding; of digests, only their number counts."""
-    if isinstance(left, (np.ndarray, np.generic, int, float)) and not isinstance(left, bool):
-        if not np.issubdtype(np.asarray(left).dtype, np.number):
-            return same(left, right)
-        return bool(np.allclose(left, right, rtol=1e-3, atol=1e-3, equal_nan=True))
-    if isinstance(left, dict) and isinstance(right, dict):
-        return left.keys() == right.keys() and all(alike(left[key], right[key]) for key in left)
-    if isinstance(left, (list, tuple)) and isinstance(right, type(left)):
-        return len(left) == len(right) and all(map(alike, left, right))
-    return isinstance(left, bytes) or same(left, right)
-
-
 def close(venv: Venv) -> None:
     """Close the environment, whatever state it is in."""
     try:

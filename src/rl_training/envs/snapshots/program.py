@@ -15,10 +15,11 @@ import multiprocessing
 import sys
 import types
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium import Space, wrappers
 
 from rl_training.envs.snapshots import classes
 from rl_training.envs.snapshots.layers import SKIPPED, SPACES
@@ -26,6 +27,7 @@ from rl_training.envs.snapshots.objects import ObjectEncoder
 
 # Tested as they are, and large; what they keep for themselves is no state of an environment.
 _LIBRARIES = frozenset({"gymnasium", "numpy", "rl_training", "torch"})
+_WATCHING = (wrappers.OrderEnforcing, wrappers.PassiveEnvChecker, wrappers.RecordEpisodeStatistics)
 _MAX_VISITED = 20_000
 _MAX_VALUES = 20_000  # in one datum; of a larger one only that it is the same object
 _MAX_ARRAY_BYTES = 1 << 24
@@ -35,6 +37,20 @@ _CONTAINERS = (list, tuple, set, frozenset, dict)
 def program_data(layers: Iterable[object]) -> dict[str, int]:
     """A digest of each datum that the code of these objects can reach, by `module:name`."""
     return _reached(layers).digests()
+
+
+def attribute_data(layers: Sequence[object]) -> dict[str, int]:
+    """A digest of each attribute that can be written as data, of layers that have an influence."""
+    data = {}
+    for layer in layers:
+        if isinstance(layer, _WATCHING):
+            continue
+        for name, value in getattr(layer, "__dict__", {}).items():
+            drawn_from = isinstance(value, (Space, np.random.Generator))
+            digest = None if name in SKIPPED or drawn_from else _plain_digest(value, layers)
+            if digest is not None:
+                data[f"{type(layer).__qualname__}.{name}"] = digest
+    return data
 
 
 def clear_caches(layers: Iterable[object]) -> None:
@@ -208,16 +224,25 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 def _digest(value: object, depth: int = 0) -> int:
     """A number that changes with the value, as far as it can be looked into."""
-    encoder = ObjectEncoder((), limit=_MAX_VALUES)
+    plain = _plain_digest(value, ())
+    if plain is not None:
+        return plain
+    # Piece by piece, or which object it is.
+    inner = value if isinstance(value, _CONTAINERS) else getattr(value, "__dict__", ())
+    pieces = [_digest(piece, depth + 1) for piece in _values(inner)] if depth < 4 else []
+    # Workers are compared with their successors, in which every address is another.
+    address = id(value) if multiprocessing.parent_process() is None else 0
+    facts = address, classes.type_name(type(value)), _position(value), pieces
+    return zlib.crc32(repr(facts).encode())
+
+
+def _plain_digest(value: object, layers: Sequence[object]) -> int | None:
+    """The digest of a value that can be written as data; None for any other."""
+    encoder = ObjectEncoder(layers, limit=_MAX_VALUES)
     try:
         text = json.dumps(encoder.encode(value))
-    except Exception:  # cannot be written as data: piece by piece, or which object it is
-        inner = value if isinstance(value, _CONTAINERS) else getattr(value, "__dict__", ())
-        pieces = [_digest(piece, depth + 1) for piece in _values(inner)] if depth < 4 else []
-        # Workers are compared with their successors, in which every address is another.
-        address = id(value) if multiprocessing.parent_process() is None else 0
-        facts = address, classes.type_name(type(value)), _position(value), pieces
-        return zlib.crc32(repr(facts).encode())
+    except Exception:  # an object may not stand being looked at
+        return None
     digest = zlib.crc32(text.encode())
     for array in encoder.arrays.values():
         flat = np.asarray(array).reshape(-1)

@@ -21,7 +21,12 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from rl_training.envs.snapshots import probe
 from rl_training.envs.snapshots.classes import SnapshotUnavailable
 from rl_training.envs.snapshots.layers import layers_of, load_layers, save_layers
-from rl_training.envs.snapshots.program import changed_data, clear_caches, program_data
+from rl_training.envs.snapshots.program import (
+    attribute_data,
+    changed_data,
+    clear_caches,
+    program_data,
+)
 from rl_training.envs.stacking import frames_of
 from rl_training.errors import CheckpointError
 from rl_training.storage.tree import Encoded, StateTree
@@ -85,6 +90,10 @@ class SnapshotEnv(gym.Wrapper[Any, Any, Any, Any]):
     def program_state(self) -> dict[str, int]:
         """Digests of the data that this environment's code keeps outside of it."""
         return program_data(_env_layers(self))
+
+    def attributes(self) -> dict[str, int]:
+        """Digests of the attributes of this environment that can be saved."""
+        return attribute_data(_env_layers(self))
 
     def packages(self) -> list[str]:
         """The top-level packages that the classes of this environment come from."""
@@ -260,15 +269,45 @@ def _find_level(
         cause = "the same reset seed and actions gave different answers"
         if not probe.same(generators, probe.global_generators()):
             cause = "the environment draws from a global random generator, no reset seed fixes it"
-    elif not probe.alike(new[:11], probe.play_episode(first, before.actions[:10], seed=seed)):
+    elif outlived := _outlived(first, build, new, before.actions[:20], seed):
         cause = (
-            "the same reset seed and actions gave different answers in a used environment and in a "
-            "new one, so something outlives an episode that building it anew would lose"
+            f"the same reset seed and actions gave different answers in a used environment and in a "
+            f"new one, and {outlived} outlives an episode, which building it anew would lose"
         )
     if cause:
         return ResumeLevel("statistical", f"{cause}; {trouble}")
     played = f"{before.length()} and {after.length()}"
     return ResumeLevel("boundary", f"{trouble}; in new environments a seed fixed {played}")
+
+
+def _outlived(
+    used: VectorEnv[Any, Any, Any],
+    build: Callable[[], VectorEnv[Any, Any, Any]],
+    new: list[Any],
+    actions: list[Any],
+    seed: int,
+) -> str:
+    """An attribute that carries something from one episode to the next, and shows; empty if none.
+
+    A running mean or a curriculum does. What is left of earlier episodes in a simulator, such as
+    the order of its contacts, is in no attribute, and nobody misses it.
+    """
+    if probe.same(new[: len(actions) + 1], probe.play_episode(used, actions, seed=seed)):
+        return ""
+    attributes = []
+    for venv in (used, build()):
+        venv.reset(seed=seed)
+        attributes.append(_attributes(venv))
+    return ", ".join(changed_data(*attributes)[:3])
+
+
+def _attributes(venv: VectorEnv[Any, Any, Any]) -> dict[str, int]:
+    base = layers_of(venv)[-1]
+    data = attribute_data([layer for layer in _layers_here(venv) if layer is not base])
+    if isinstance(base, AsyncVectorEnv) and _built_here(base):
+        for index, state in enumerate(base.call("attributes")):
+            data |= {f"{name} (env {index})": digest for name, digest in state.items()}
+    return data
 
 
 def _program_state(venv: VectorEnv[Any, Any, Any]) -> dict[str, int] | None:
