@@ -187,7 +187,7 @@ class LazyGlobal(Nasty):
     """Makes a generator of the module when it is first needed."""
 
     def secret(self) -> float:
-        global _late  # noqa: PLW0603 - the point of it
+        global _late
         if self.episodes > 2 and _late is None:
             _late = np.random.default_rng(3)
         return float(_late.normal()) if _late is not None else 0.0
@@ -232,7 +232,7 @@ class HelperModule(Nasty):
 class CachedTerrain(Nasty):
     """Keeps what it drew in a cache that is not part of any environment."""
 
-    @functools.lru_cache(maxsize=None)  # noqa: B019 - the point of it
+    @functools.cache  # noqa: B019 - the point of it
     def cell(self, place: int) -> float:
         return float(self.np_random.normal())
 

@@ -96,7 +96,9 @@ class TestLevel:
         make = maker(lambda: gym.make_vec("CartPole-v1", num_envs=3), 3)
         assert resume_level(make, seed=1).level == "exact"
 
-    @pytest.mark.parametrize("name", ["RandomWalkEnv", "ZooEnv", "OwnStateEnv", "NaNEnv", "ClosureEnv"])
+    @pytest.mark.parametrize(
+        "name", ["RandomWalkEnv", "ZooEnv", "OwnStateEnv", "NaNEnv", "ClosureEnv"]
+    )
     def test_plain_attributes_and_own_state_are_exact(self, name: str) -> None:
         assert resume_level(maker(f"toy_envs:{name}"), seed=1).level == "exact"
 

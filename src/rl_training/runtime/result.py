@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl_training.config.loading import dump_yaml
-from rl_training.config.train_config import TrainConfig
 from rl_training.errors import EnvError, NonFiniteError, RLTrainingError, SaveError
 from rl_training.storage.files import write_atomic, write_json
 from rl_training.storage.runs import (

@@ -185,4 +185,3 @@ def _train(path: str, resume: Path | None, error_path: str) -> None:
         expected = isinstance(error, RLTrainingError)
         Path(error_path).write_text(str(error) if expected else traceback.format_exc())
         raise SystemExit(1) from None
-

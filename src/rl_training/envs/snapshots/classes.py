@@ -34,7 +34,7 @@ class SnapshotUnavailable(Exception):
     """An environment's state cannot be written as data; the message names what is in the way."""
 
 
-def is_constant(value: object) -> bool:
+def is_constant(value: Any) -> bool:
     """Whether the value belongs to the program rather than to the state: code, types, loggers.
 
     A function that a module holds is program, whatever hangs on it (`program` watches over that);

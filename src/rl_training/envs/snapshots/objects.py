@@ -244,12 +244,13 @@ class ObjectDecoder(Decoder):
             "function": _same_function,
             "cell": lambda _, old: old if type(old) is types.CellType else types.CellType(),
         }
-        self.fill |= {
+        fill: dict[str, Callable[[Any, dict[str, Node], str], None]] = {
             "namespace": lambda new, node, path: self.attributes(new, node["namespace"], path),
             "object": lambda new, node, path: self.attributes(new, node["attributes"], path),
             "function": self._fill_function,
             "cell": self._fill_cell,
         }
+        self.fill |= fill
         self.optional |= {"object": {"attributes"}, "enum": {"member"}, "named": {"items"}}
         self.optional |= {"function": {"cells", "state"}, "method": {"self"}}
         self.optional |= {"partial": {"arguments"}}
@@ -343,9 +344,7 @@ class ObjectDecoder(Decoder):
         arguments, keywords = self.items(node["arguments"], before, f"{path}'s arguments")
         return functools.partial(function, *arguments, **keywords)
 
-    def _fill_function(
-        self, target: types.FunctionType, node: dict[str, Node], path: str
-    ) -> None:
+    def _fill_function(self, target: types.FunctionType, node: dict[str, Node], path: str) -> None:
         cells = target.__closure__ or ()
         for cell, restored in zip(cells, self.items(node["cells"], cells, path), strict=True):
             if restored is not cell:

@@ -24,6 +24,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 Env = gym.Env[Any, Any]
 Venv = VectorEnv[Any, Any, Any]
 
+_STINT_STEPS = 1_200
+_STINT_SECONDS = 0.5
 _MAX_KEPT = 4096  # bytes of an array; whole episodes of images would fill the memory
 
 
@@ -57,16 +59,19 @@ def play(env: Env | Venv, actions: Iterable[Any]) -> list[Any]:
     return [part for action in actions for part in _step(env, action)[0]]
 
 
-def play_on(
-    env: Env | Venv, actions: Iterator[Any], *, beyond: int, steps: int, seconds: float
-) -> Stint:
+def play_on(env: Env | Venv, actions: Iterator[Any], *, beyond: int) -> Stint:
     """Play until an episode has ended in each environment and `beyond` more steps are made.
 
-    It stops after so many steps or seconds, whatever has ended by then.
+    It stops after 1,200 steps or half a second, whatever has ended by then, but not before
+    `beyond` steps.
     """
-    give_up = time.monotonic() + seconds
-    played, record, ends, left = [], [], np.zeros(1, np.int64), beyond
-    while left and len(played) < steps and (len(played) < beyond or time.monotonic() < give_up):
+    give_up = time.monotonic() + _STINT_SECONDS
+    played: list[Any] = []
+    record: list[Any] = []
+    ends, left = np.zeros(1, np.int64), beyond
+    while left and len(played) < _STINT_STEPS:
+        if len(played) >= beyond and time.monotonic() > give_up:
+            break
         played.append(next(actions))
         answers, ended = _step(env, played[-1])
         record += answers

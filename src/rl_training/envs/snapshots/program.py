@@ -148,9 +148,7 @@ class _Reached:
                     if not (special or name in SKIPPED or name in SPACES):
                         yield f"{base.__module__}:{base.__qualname__}.{name}", value
 
-    def _held_by(
-        self, function: types.FunctionType, watched: bool
-    ) -> Iterator[tuple[str, object]]:
+    def _held_by(self, function: types.FunctionType, watched: bool) -> Iterator[tuple[str, object]]:
         """What hangs on a function: its variables outside, its defaults, its attributes."""
         module = function.__module__ or ""
         if not self._is_own(module):
@@ -247,7 +245,7 @@ def _plain_digest(value: object, layers: Sequence[object]) -> int | None:
     for array in encoder.arrays.values():
         flat = np.asarray(array).reshape(-1)
         step = max(1, flat.nbytes // _MAX_ARRAY_BYTES)
-        digest = zlib.crc32(np.ascontiguousarray(flat[::step]).view(np.uint8), digest)
+        digest = zlib.crc32(flat[::step].tobytes(), digest)
     return digest
 
 

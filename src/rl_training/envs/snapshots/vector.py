@@ -31,7 +31,6 @@ from rl_training.envs.stacking import frames_of
 from rl_training.errors import CheckpointError
 from rl_training.storage.tree import Encoded, StateTree
 
-_LIMITS = {"steps": 1200, "seconds": 0.5}  # of each of the probe's two stints
 _SYNC_SKIPPED = frozenset({"envs", "env_fns"})
 _ASYNC_KEPT = frozenset(
     {"action_space", "single_action_space", "observation_space", "single_observation_space"}
@@ -247,9 +246,9 @@ def _find_level(
     start, _ = first.reset(seed=seed)
     start, outside = probe.kept(start), _program_state(first)
     beyond = int(np.random.default_rng(seed).integers(10, 31))
-    before = probe.play_on(first, actions, beyond=beyond, **_LIMITS)
+    before = probe.play_on(first, actions, beyond=beyond)
     trouble = _restore_trouble(first, second := build(), outside, seed)
-    after = probe.play_on(first, actions, beyond=20, **_LIMITS)
+    after = probe.play_on(first, actions, beyond=20)
     if not trouble:
         trouble = _replay_trouble(first, second, after)
     if not trouble:
@@ -271,7 +270,7 @@ def _find_level(
             cause = "the environment draws from a global random generator, no reset seed fixes it"
     elif outlived := _outlived(first, build, new, before.actions[:20], seed):
         cause = (
-            f"the same reset seed and actions gave different answers in a used environment and in a "
+            "the same reset seed and actions gave different answers in a used environment and in a "
             f"new one, and {outlived} outlives an episode, which building it anew would lose"
         )
     if cause:
