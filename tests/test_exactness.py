@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import json
 import logging
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +163,14 @@ class Till(make_env("CartPole-v1").unwrapped.__class__):  # type: ignore[misc]
 # During a run
 
 
+@pytest.fixture
+def _box2d() -> None:
+    """Import Box2D without an ear for its warnings: raised as errors they crash its module."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        importlib.import_module("Box2D")
+
+
 def test_a_claim_falls_when_data_of_the_program_changes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -197,6 +207,7 @@ def test_a_resume_that_replays_otherwise_is_found_out(
 
 
 @pytest.mark.extra("box2d")
+@pytest.mark.usefixtures("_box2d")
 def test_a_used_walker_answers_otherwise_than_a_new_one() -> None:
     used, new = make_env("BipedalWalker-v3"), make_env("BipedalWalker-v3")
     actions = probe.random_actions(used, 200, seed=0)
@@ -206,6 +217,7 @@ def test_a_used_walker_answers_otherwise_than_a_new_one() -> None:
 
 
 @pytest.mark.extra("box2d")
+@pytest.mark.usefixtures("_box2d")
 @pytest.mark.parametrize(
     ("algo", "env_id"), [("dqn", "LunarLander-v3"), ("sac", "BipedalWalker-v3")]
 )

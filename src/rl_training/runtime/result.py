@@ -144,7 +144,8 @@ def resume_entry(
         # Schedules depend on the planned total: an extension is not an exact continuation.
         entry |= {"exact": False, "extended": {"from": planned, "to": config.total_timesteps}}
     before = {key: checkpoint.info[key] for key in ROUNDING_KEYS if key in checkpoint.info}
-    before |= checkpoint.info.get("versions", {})
+    versions = checkpoint.info.get("versions")
+    before |= versions if isinstance(versions, dict) else {}
     now = {**session, **run.versions}
     changed = {
         key: {"from": value, "to": now[key]}

@@ -52,14 +52,19 @@ def verify_resume(run: TrainingRun, checkpoint: Checkpoint) -> Verdict:
             replayed = _replay(run, start, recorded, opened)
         except (CheckpointError, EnvError, NonFiniteError) as error:
             return Verdict("differs", f"the environments could not be put back: {error}")
+        except Exception as error:  # a forged transcript can fail anywhere
+            raise CheckpointError(
+                f"{checkpoint.path}: the transcript cannot be replayed ({error!r}); resume from "
+                "another checkpoint of the run"
+            ) from error
     difference = recorded.first_difference(replayed)
     if difference:
         return Verdict("differs", f"replayed from step {start.env_steps}, {difference}")
     ends = int(np.count_nonzero(replayed.ends))
     return Verdict(
         "verified",
-        f"{replayed.rewards.size} transitions from step {start.env_steps} with {ends or 'no'} ends "
-        "of episodes were replayed to the bit",
+        f"{replayed.rewards.size} transitions from step {start.env_steps} with "
+        f"{probe.ends_of_episodes(ends)} were replayed to the bit",
     )
 
 

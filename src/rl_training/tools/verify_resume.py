@@ -166,9 +166,12 @@ def _in_new_process(config: TrainConfig, folder: Path, resume: Path | None) -> N
     folder.mkdir(exist_ok=True)
     path = folder / "config.yaml"
     path.write_text(dump_yaml(config.with_changes(output_dir=str(folder)).to_plain()))
+    start = multiprocessing.get_start_method()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
-    process: Any = context.Process(target=_train, args=(str(path), resume, str(folder / "error")))
+    process: Any = context.Process(
+        target=_train, args=(str(path), resume, str(folder / "error"), start)
+    )
     process.start()
     process.join()
     if process.exitcode != 0:
@@ -178,7 +181,9 @@ def _in_new_process(config: TrainConfig, folder: Path, resume: Path | None) -> N
         raise RunError(f"the configuration could not {what}: {reason}")
 
 
-def _train(path: str, resume: Path | None, error_path: str) -> None:
+def _train(path: str, resume: Path | None, error_path: str, start_method: str) -> None:
+    # Workers of asynchronous environments start as they would in a run from the command line.
+    multiprocessing.set_start_method(start_method, force=True)
     try:
         train_config(resolve_config(path).config, resume=resume)
     except Exception as error:

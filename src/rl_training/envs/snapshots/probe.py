@@ -51,7 +51,12 @@ class Stint(NamedTuple):
 
     def length(self) -> str:
         """In words."""
-        return f"{len(self.actions)} steps with {self.ends or 'no'} ends of episodes"
+        return f"{len(self.actions)} steps with {ends_of_episodes(self.ends)}"
+
+
+def ends_of_episodes(number: int) -> str:
+    """So many ends, in words."""
+    return f"{number or 'no'} end{'s' * (number != 1)} of episodes"
 
 
 def play(env: Env | Venv, actions: Iterable[Any]) -> list[Any]:
