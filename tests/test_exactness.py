@@ -239,6 +239,17 @@ def test_at_level_boundary_a_run_goes_on_in_new_environments(
     assert "200 transitions from step 0" in entry["verification"]["detail"]
 
 
+def test_verifying_leaves_nothing_behind_in_what_a_class_shares(tmp_path: Path) -> None:
+    configs = [
+        quiet("dqn", tmp_path / name, "nasty_envs:ClassSpaces") for name in ("straight", "resumed")
+    ]
+    straight = train_config(configs[0]).run_dir
+    assert metadata(straight)["resume_level"] == "boundary"
+    run_dir = crashed(configs[1], 130)
+    train_config(configs[1], resume=run_dir)
+    assert final_state(run_dir) == final_state(straight)
+
+
 def test_other_versions_are_named_and_end_the_claim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

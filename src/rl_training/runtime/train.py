@@ -97,8 +97,9 @@ def train(
         if checkpoint is None:
             run.begin_transcript()
         else:
-            restore_run(run, checkpoint)
+            # First: its environments may share something with the run's, such as spaces of a class.
             verification = verify_resume(run, checkpoint)
+            restore_run(run, checkpoint)
             if run_directory is None:
                 run.checkpoint_path = run.saved_at = None  # this directory holds none yet
             else:

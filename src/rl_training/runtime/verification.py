@@ -40,7 +40,7 @@ class Verdict(NamedTuple):
 def verify_resume(run: TrainingRun, checkpoint: Checkpoint) -> Verdict:
     """Replay the transcript of a checkpoint in new environments, for a few seconds at most.
 
-    The run's own environments and the global generators are left as they are.
+    The run, which is to be restored after this, and the global generators are left as they are.
     """
     if run.level == "statistical":
         return Verdict("none", "the environments claim no exactness")
