@@ -18,12 +18,13 @@ from rl_training.storage.files import jsonable, parse_json
 
 MANIFEST_NAME = "manifest.json"
 FORMAT = "rl_training.checkpoint"
-VERSION = 2
+VERSION = 3
 MAX_MANIFEST_BYTES = 16 << 20
 SUFFIXES = (".json", ".safetensors")
 KINDS = ("step", "best")
 
 _PART = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_SEGMENT = re.compile(r"([a-z][a-z0-9_]{0,63})\.([0-9]{12})\.safetensors")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -50,6 +51,17 @@ def check_part_name(part: str) -> None:
             f"expected a part name of lower-case letters, digits and underscores other than "
             f"'manifest', found {part!r}: rename the part"
         )
+
+
+def segment_name(part: str, number: int) -> str:
+    """The file of one segment of a part's rows."""
+    return f"{part}.{number:012d}.safetensors"
+
+
+def segment_part(name: str) -> str | None:
+    """The part that a segment's file belongs to; None for another file."""
+    found = _SEGMENT.fullmatch(name)
+    return found[1] if found else None
 
 
 def manifest_bytes(
@@ -123,7 +135,8 @@ def _manifest(body: dict[str, Any]) -> Manifest:
         raise ValueError("info and files must be objects")
     files = {name: _entry(name, fields) for name, fields in body["files"].items()}
     parts = {name.partition(".")[0] for name in files}
-    if set(files) != {part + suffix for part in parts for suffix in SUFFIXES}:
+    others = {name for name in files if segment_part(name) is None}
+    if others != {part + suffix for part in parts for suffix in SUFFIXES}:
         raise ValueError("a part needs exactly one .json and one .safetensors file")
     return Manifest(body["kind"], body["env_steps"], body["info"], files)
 
