@@ -385,7 +385,7 @@ def test_a_checkpoint_is_plain_data_that_other_programs_read(tmp_path: Path) -> 
         else:
             assert path.suffix == ".json"
             json.loads(path.read_text())
-    assert set(weights) == {"agent", "loop", "replay", "spaces"}
+    assert set(weights) == {"agent", "loop", "replay", "replay.000000000000", "spaces"}
     assert {(16, 4), (16,), (2, 16), (2,)} <= weights["agent"]
 
 

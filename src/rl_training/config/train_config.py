@@ -84,7 +84,14 @@ class TrainConfig(ConfigModel):
         100, ge=0, le=1_000_000, description="episodes of the last evaluation; 0 skips it"
     )
     checkpoint_interval: Interval = Field(
-        50_000, description="0 saves only at the end or when interrupted"
+        50_000, description="environment transitions between two checkpoints; 0 for none by steps"
+    )
+    checkpoint_minutes: float = Field(
+        5.0,
+        ge=0,
+        le=100_000,
+        description="minutes without a checkpoint after which one is due as well; 0 for none by "
+        "time",
     )
     keep_checkpoints: int = Field(
         2, ge=1, le=1000, description="newest checkpoints kept; the best is kept too"

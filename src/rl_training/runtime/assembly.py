@@ -192,7 +192,7 @@ def assemble(
             *plan.callbacks,
             LogMetrics(config.log_interval),
             Evaluate(config.eval_interval),
-            SaveCheckpoint(config.checkpoint_interval),
+            SaveCheckpoint(config.checkpoint_interval, config.checkpoint_minutes),
         ),
         level=components.level.level,
         level_reason=components.level.reason,

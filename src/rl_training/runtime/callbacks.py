@@ -16,6 +16,8 @@ run has: logging, evaluation and checkpoints at their intervals.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,7 +51,7 @@ class Callback(Stateful):
         """After each evaluation."""
 
     def on_checkpoint(self, run: TrainingRun, path: Path) -> None:
-        """After a checkpoint was written."""
+        """When a checkpoint is there: one of an interval some steps after those it holds."""
 
     def on_end(self, run: TrainingRun, result: TrainResult) -> None:
         """After the final evaluation, or when a signal or callback stopped the run."""
@@ -169,7 +171,33 @@ class Evaluate(Periodic):
 
 
 class SaveCheckpoint(Periodic):
-    """Saves at each interval; the final checkpoint is `train`'s."""
+    """Saves in the background at each interval, and when some minutes passed without a checkpoint.
+
+    The final checkpoint is `train`'s. When one is due by steps while another is being written, the
+    run waits for that; by time, it is saved after it.
+    """
+
+    def __init__(self, interval: int, minutes: float = 0.0) -> None:
+        super().__init__(interval)
+        self._seconds = 60 * minutes or math.inf
+        self._due_at = math.inf
+
+    def on_start(self, run: TrainingRun) -> None:
+        """Begin to count."""
+        super().on_start(run)
+        self._due_at = time.monotonic() + self._seconds
+
+    def on_checkpoint(self, run: TrainingRun, path: Path) -> None:  # noqa: ARG002
+        """Count again from any checkpoint."""
+        self._due_at = time.monotonic() + self._seconds
+
+    def on_step(self, run: TrainingRun) -> None:
+        """Act if an interval has passed, or save if enough time has."""
+        super().on_step(run)
+        if time.monotonic() >= self._due_at and not (run.progress.finished or run.saving):
+            self._due_at = time.monotonic() + self._seconds  # also if it fails
+            # Episodes are not cut here: what is learned would depend on the clock.
+            run.begin_saving()
 
     def act(self, run: TrainingRun) -> None:
         """Save unless the run is over; where environments cannot be saved, cut their episodes."""
@@ -177,4 +205,4 @@ class SaveCheckpoint(Periodic):
             return
         if run.level == "boundary":
             run.cut_episodes()
-        run.save(episodes_cut=run.level == "boundary")
+        run.begin_saving(episodes_cut=run.level == "boundary")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 import shutil
 import sys
@@ -27,6 +28,8 @@ from rl_training.storage.runs import (
 if TYPE_CHECKING:  # an outcome can be named without loading what makes one
     from rl_training.runtime.training_run import TrainingRun
     from rl_training.storage.checkpoints import Checkpoint
+
+logger = logging.getLogger("rl_training")
 
 # What the last bits of a number depend on. A compiled run may have to go on eagerly.
 ROUNDING_KEYS = ("device", "threads", "execution")
@@ -142,6 +145,10 @@ def failure(run: TrainingRun, error: Exception) -> Exception:
     An environment that failed has not touched the learner, which is saved; its error then tells
     where, and how to go on.
     """
+    try:
+        run.finish_saving()
+    except Exception as second:  # of two errors the first is the one to tell
+        logger.warning("the last checkpoint was not written: %s", second)
     if isinstance(error, EnvError | NonFiniteError):
         error = type(error)(f"{str(error).rstrip()}\n{_recovery_hint(run)}")
     with suppress(RLTrainingError):  # of two errors the first is the one to tell

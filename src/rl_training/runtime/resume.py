@@ -35,6 +35,7 @@ FREE_KEYS = frozenset(
         "output_dir",
         "run_name",
         "final_eval_episodes",
+        "checkpoint_minutes",
         "keep_checkpoints",
         "log_interval",
         "eval_interval",

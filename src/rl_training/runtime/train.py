@@ -92,11 +92,13 @@ def train(
         saved_log = saved_loop(checkpoint)["metrics_log"] if checkpoint and run_directory else None
         log = stack.enter_context(closing(MetricsLog(directory, resume_from=saved_log)))
         run = assemble(plan, components, directory, log, interrupts)
+        stack.enter_context(run.writer)
         if checkpoint is not None:
             restore_run(run, checkpoint)
             if run_directory is None:
                 run.checkpoint_path = run.saved_at = None  # this directory holds none yet
             else:
+                run.writer.continue_from(checkpoint)
                 _set_aside_newer(run)
         write_records(run, checkpoint)
         return _run_to_end(run, spec)
@@ -108,6 +110,7 @@ def _run_to_end(run: TrainingRun, spec: AlgorithmSpec) -> TrainResult:
         for callback in run.callbacks:
             callback.on_start(run)
         spec.loop.run(run)
+        run.finish_saving()
         if not run.interrupts.received:
             run.save()
             if run.config.final_eval_episodes:

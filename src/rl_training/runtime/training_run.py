@@ -31,6 +31,7 @@ from rl_training.runtime.seeding import (
     global_generator_state,
     restore_global_generators,
 )
+from rl_training.storage.checkpoint_writer import CheckpointWriter, Written
 from rl_training.storage.checkpoints import prune, write_checkpoint
 from rl_training.storage.files import write_json
 from rl_training.storage.metrics_log import MetricsLog
@@ -79,6 +80,11 @@ class TrainingRun(Stateful):
     speed: Speed = field(default_factory=Speed)
     extra_values: dict[str, float] = field(default_factory=dict)
     recent_metrics: RecentMetrics = field(default_factory=RecentMetrics)
+    writer: CheckpointWriter = field(init=False)
+
+    def __post_init__(self) -> None:
+        folder = self.directory / "checkpoints"
+        self.writer = CheckpointWriter(folder, keep=self.config.keep_checkpoints)
 
     # What callbacks use.
 
@@ -152,40 +158,39 @@ class TrainingRun(Stateful):
         return evaluation
 
     def save(self, *, episodes_cut: bool = False) -> Path:
-        """Write a checkpoint from which the run can be resumed.
+        """Write a checkpoint from which the run can be resumed; it is there when this returns.
 
         At level `boundary` that is exact only where episodes were cut for it.
         """
-        parts = checkpoint_parts(self)  # may find that the environments cannot be saved any more
-        exact = self.level == "exact" or (self.level == "boundary" and episodes_cut)
-        return self._write(parts, exact=exact)
+        self.finish_saving()
+        return self._saved(self.writer.write(**self._checkpoint(episodes_cut=episodes_cut)))
 
     def save_after_failure(self) -> Path | None:
         """Save what was learned when an environment failed, without the environments' state.
 
         None if the weights are not finite.
         """
+        self.finish_saving()
         if self.saved_at == self.env_steps:
             return self.checkpoint_path
         try:
-            return self._write(checkpoint_parts(self, with_envs=False), exact=False)
+            return self._saved(self.writer.write(**self._checkpoint(with_envs=False)))
         except NonFiniteError:
             return None
 
-    def _write(self, parts: dict[str, Any], *, exact: bool) -> Path:
+    def _checkpoint(self, *, with_envs: bool = True, episodes_cut: bool = False) -> dict[str, Any]:
+        """What the writer needs of this moment."""
+        parts = checkpoint_parts(self, with_envs=with_envs)  # may lower the level
+        exact = self.level == "exact" or (self.level == "boundary" and episodes_cut)
         self.check_finite()
-        self.checkpoint_path = write_checkpoint(
-            self.directory / "checkpoints",
-            kind="step",
-            env_steps=self.env_steps,
-            parts=parts,
-            info=checkpoint_info(self, exact=exact),
-        )
-        self.saved_at = self.env_steps
-        prune(self.directory / "checkpoints", keep=self.config.keep_checkpoints)
+        info = checkpoint_info(self, exact=exact and with_envs)
+        return {"env_steps": self.env_steps, "parts": parts, "info": info}
+
+    def _saved(self, written: Written) -> Path:
+        self.checkpoint_path, self.saved_at = written
         for callback in self.callbacks:
-            callback.on_checkpoint(self, self.checkpoint_path)
-        return self.checkpoint_path
+            callback.on_checkpoint(self, written.path)
+        return written.path
 
     # What the loops use.
 
@@ -206,10 +211,28 @@ class TrainingRun(Stateful):
 
     def after_step(self) -> None:
         """Call `on_step` of every callback."""
+        if self.writer.finished:
+            self.finish_saving()
         for callback in self.callbacks:
             callback.on_step(self)
 
     # What the built-in callbacks and `train` use.
+
+    def begin_saving(self, *, episodes_cut: bool = False) -> None:
+        """Save as `save` does, but written in the background while the run goes on."""
+        self.finish_saving()
+        self.writer.begin(**self._checkpoint(episodes_cut=episodes_cut))
+
+    @property
+    def saving(self) -> bool:
+        """Whether a checkpoint is being written in the background."""
+        return self.writer.busy
+
+    def finish_saving(self) -> None:
+        """Wait for the checkpoint in progress, if any; raises what kept it from being written."""
+        written = self.writer.wait()
+        if written is not None:
+            self._saved(written)
 
     def check_finite(self) -> dict[str, float]:
         """Mean metrics of the recent updates; raises if one, or a weight, is not finite."""
@@ -237,6 +260,7 @@ class TrainingRun(Stateful):
         self.collector.reset(seeds, self.algorithm.initial_state(self.collector.num_envs))
 
     def _save_best(self, evaluation: Evaluation) -> None:
+        self.finish_saving()  # one writer at a time
         self.check_finite()
         write_checkpoint(
             self.directory / "checkpoints",
