@@ -303,6 +303,6 @@ def test_a_forged_checkpoint_is_refused_and_nothing_is_run(
 def test_another_format_names_the_version_to_use(path: Path, version: int, remedy: str) -> None:
     _replace(path, b'"version": 3', f'"version": {version}'.encode())
     with pytest.raises(
-        CheckpointError, match=rf"format version {version}.*reads version 2\. {remedy}"
+        CheckpointError, match=rf"format version {version}.*reads version 3\. {remedy}"
     ):
         Checkpoint.open(path)

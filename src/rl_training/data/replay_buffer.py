@@ -286,7 +286,9 @@ class ReplayBuffer:
         return position
 
     def _new_log(self) -> RowLog:
-        return RowLog(self._arrays, rings=self.num_envs, kept=self._rows - 1)
+        # The observations of the oldest rows have lost an image to the newest.
+        fading = {"valid": self.spec.frames - 1}
+        return RowLog(self._arrays, rings=self.num_envs, kept=self._rows - 1, fading=fading)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on as if never stopped; rows never written are left out.
@@ -323,8 +325,6 @@ class ReplayBuffer:
         self._head[:] = self._base + row
         for name, array in self._arrays.items():
             array[self._head] = state["newest"][name]
-        for ahead in range(self.spec.frames):  # invalid since their segment was written
-            self._valid[self._base + (row + ahead) % self._rows] = False
         self._rng.bit_generator.state = state["rng"]
 
     def _written(self, array: np.ndarray) -> np.ndarray:

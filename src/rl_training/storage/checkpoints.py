@@ -180,17 +180,24 @@ class _PartDecoder(Decoder):
         self.rows: dict[str, SavedRows] = {}
         self._read_segment = read
         self.direct["rows"] = self._rows
-        self.optional["rows"] = {"segments", "kept"}
+        self.optional["rows"] = {"segments", "kept", "fading"}
 
     def _rows(self, node: dict[str, Node], *_: object) -> SavedRows:
-        path, numbers, kept = node["rows"], node["segments"], node["kept"]
-        natural = isinstance(numbers, list) and all(type(n) is int and n >= 0 for n in numbers)
-        if not isinstance(path, str) or path in self.rows or not natural or not numbers:
-            raise ValueError("rows without a path or without their segments")
-        if type(kept) is not int or kept < 1:
+        path, numbers, fading = node["rows"], node["segments"], node["fading"]
+        if not isinstance(path, str) or path in self.rows:
+            raise ValueError("rows without a path")
+        if not isinstance(numbers, list) or not numbers or not all(map(_is_natural, numbers)):
+            raise ValueError("rows without their segments")
+        if not isinstance(fading, dict) or not all(map(_is_natural, fading.values())):
+            raise ValueError("rows with fields that fade in another way than by number")
+        if not _is_natural(node["kept"]):
             raise ValueError("rows without the number of those kept")
-        self.rows[path] = SavedRows(numbers, kept, self._read_segment)
+        self.rows[path] = SavedRows(numbers, self._read_segment, kept=node["kept"], fading=fading)
         return self.rows[path]
+
+
+def _is_natural(value: object) -> bool:
+    return type(value) is int and value >= 0
 
 
 def write_checkpoint(

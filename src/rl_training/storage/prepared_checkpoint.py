@@ -246,16 +246,16 @@ class _PartEncoder(Encoder):
     def rows(self, value: RowSource, path: str) -> Node:
         if not isinstance(value, Rows):
             return super().rows(value, path)
-        log, segments = self._earlier.get(path, (None, []))
-        usable = segments if log is value.log else []  # else it went back to an earlier state
+        earlier, segments = self._earlier.get(path, (None, []))
+        usable = segments if earlier is value.log else []  # else it went back to an earlier state
         pieces = plan_segments(value, [segment for segment in usable if self._is_there(segment)])
         numbered = [
             (next(self._numbers) if piece.segment is None else piece.segment.number, piece)
             for piece in pieces
         ]
         self.plans.append(_RowPlan(path, value, numbered))
-        numbers = [number for number, _ in numbered]
-        return {"rows": path, "segments": numbers, "kept": value.log.kept}
+        numbers, log = [number for number, _ in numbered], value.log
+        return {"rows": path, "segments": numbers, "kept": log.kept, "fading": log.fading}
 
     def _is_there(self, segment: Segment) -> bool:
         name = segment_name(self._part, segment.number)

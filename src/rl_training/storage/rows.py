@@ -30,6 +30,7 @@ MOST_SMALL_SEGMENTS = 256
 """Segments there may be beyond twice those of full size, before small ones are joined."""
 
 _MOST_ROWS = 1 << 62
+_MOST_KEPT = 1 << 40
 
 
 class RowBlock(NamedTuple):
@@ -78,11 +79,20 @@ class RowLog:
     """Where the rows of a buffer are, and which of them a checkpoint being written still needs.
 
     Row n of ring i is in slot `i * size + n % size` of every array. The latest `kept` finished rows
-    of each ring are there; `final` says how many rows of each ring were ever finished.
+    of each ring are there; `final` says how many rows of each ring were ever finished. A field of
+    `fading` is zero in so many of the oldest rows there is room for, whatever it was before.
     """
 
-    def __init__(self, arrays: Mapping[str, np.ndarray], *, rings: int, kept: int) -> None:
+    def __init__(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        *,
+        rings: int,
+        kept: int,
+        fading: Mapping[str, int] | None = None,
+    ) -> None:
         self.arrays, self.rings, self.kept = dict(arrays), rings, kept
+        self.fading = dict(fading or {})
         self.size = len(next(iter(arrays.values()))) // rings
         self.held = False
         self._needed = np.zeros(rings, np.int64)
@@ -109,6 +119,9 @@ class RowLog:
 
     def load(self, source: RowSource | Mapping[str, Any], final: np.ndarray) -> None:
         """Write saved rows into the arrays, block by block."""
+        shape = self.kept, self.fading
+        if isinstance(source, SavedRows) and (source.kept, source.fading) != shape:
+            raise CheckpointError("the saved rows are those of a buffer of another size")
         first = self.first(final)
         reached = first
         for block in source.blocks() if isinstance(source, RowSource) else [_as_block(source)]:
@@ -121,6 +134,9 @@ class RowLog:
             slots = (ring * self.size + number % self.size)[rows]
             for name, array in self.arrays.items():
                 array[slots] = block.arrays[name][rows]
+            for name, count in self.fading.items():
+                faded = number[rows] < (final - self.kept + count)[ring[rows]]
+                self.arrays[name][slots[faded]] = 0
             reached = np.maximum(reached, block.end)
         if (reached < final).any():
             raise CheckpointError("the saved rows are fewer than those that the buffer counts")
@@ -194,9 +210,14 @@ class SavedRows(RowSource):
     """The rows in the segments of a checkpoint, read when they are loaded; one is in memory."""
 
     def __init__(
-        self, numbers: Sequence[int], kept: int, read: Callable[[int], tuple[RowBlock, FileEntry]]
+        self,
+        numbers: Sequence[int],
+        read: Callable[[int], tuple[RowBlock, FileEntry]],
+        *,
+        kept: int,
+        fading: Mapping[str, int],
     ) -> None:
-        self.numbers, self.kept = numbers, kept
+        self.numbers, self.kept, self.fading = numbers, kept, fading
         self.segments: list[Segment] = []
         self.log: RowLog | None = None  # the one that the rows were loaded into
         self._read = read
@@ -213,12 +234,13 @@ class SavedRows(RowSource):
         """All rows in memory at once, without those that were overwritten before the save."""
         blocks = list(self.blocks())
         final = blocks[-1].end
-        size = max(1, *(final - np.maximum(final - self.kept, 0)).tolist())
-        if size > sum(len(x) for block in blocks for x in block.arrays.values()) + 1:
-            raise CheckpointError("the saved rows are fewer than they say")
+        if self.kept > _MOST_KEPT or not set(self.fading) <= set(blocks[0].arrays):
+            raise CheckpointError("the saved rows are not those of a buffer")
+        size = (self.kept + 1) * len(final)
         fields = blocks[0].arrays.items()
-        arrays = {name: np.zeros((size * len(final), *x.shape[1:]), x.dtype) for name, x in fields}
-        log = RowLog(arrays, rings=len(final), kept=size)
+        # Memory that the system gives only where rows are written.
+        arrays = {name: np.zeros((size, *x.shape[1:]), x.dtype) for name, x in fields}
+        log = RowLog(arrays, rings=len(final), kept=self.kept, fading=self.fading)
         log.load(self, final)
         return Rows(log, final).whole()
 

@@ -9,7 +9,7 @@ for a tuple. Everything else is an object whose first key is its kind:
     {"tensor": key}  {"array": key}  {"bytes": key}  {"scalar": "<f4", "hex": "0000c03f"}
     {"generator": {...}}  {"random_state": {...}}  {"random": {...}}
     {"encoded": node, "arrays": {...}}
-    {"rows": key, "segments": [...], "kept": 100}, in a checkpoint alone
+    {"rows": key, "segments": [...], "kept": 100, "fading": {...}}, in a checkpoint alone
 
 where `key` names an array by its path in the tree. Tensors and arrays of a dtype that a tensor file
 lacks are stored as their bytes, with `dtype` and `shape` in the node. What is encoded is data: to
