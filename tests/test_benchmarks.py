@@ -906,6 +906,33 @@ def test_replay_memory_of_stacked_images() -> None:
     assert found["sampled_per_s"] > 100
 
 
+def test_checkpoints_are_measured_by_what_is_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from benchmarks.checkpoints import measure
+
+    threads = torch.get_num_threads()
+    try:
+        monkeypatch.setattr(commands, "run_json", lambda _, __, wanted: measure(**wanted))
+        monkeypatch.setattr(commands, "prepare", lambda core: core)
+        monkeypatch.setattr(commands, "interpreter", lambda library: Path(library.name))
+        assert commands.main(["checkpoints", "--scale", "0.002", "--output", str(tmp_path)]) == 0
+    finally:
+        torch.set_num_threads(threads)
+    assert "| 2,000 x 17 floats | all | 4.0 | 4.0 |" in capsys.readouterr().out
+    saved = json.loads((tmp_path / "checkpoints-latest.json").read_text())
+    case = saved["cases"][1]
+    assert [each["new"] for each in case["saves"]] == [2_000, 2, 20, 200, 2_000]
+    # Numbers of the networks, and rows of 17 + 6 + 2 floats and a flag.
+    assert [each["new_bytes"] for each in case["saves"]] == [
+        4_000_000 + 101 * new for new in (2_000, 2, 20, 200, 2_000)
+    ]
+    for each in case["saves"]:
+        assert 0 < each["written_bytes"] - each["new_bytes"] < 0.02 * each["new_bytes"]
+    assert (tmp_path / "checkpoints-latest.png").exists()
+    assert commands.main(["checkpoints", "--scale", "2"]) == 2
+
+
 def test_replay_is_measured_in_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

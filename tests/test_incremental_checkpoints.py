@@ -680,8 +680,8 @@ def test_resume_needs_no_second_copy_of_the_replay(tmp_path: Path) -> None:
     peak.write_text("5")
     twin = ReplayBuffer(spec, capacity=9000)
     twin.load_state_dict(find_checkpoint(path).read("replay"))
-    # The segment being read and the chunk being hashed come on top, whatever the size.
-    assert status("VmHWM") - before < 1.1 * size + (24 << 20)
+    # A segment of 4 MiB, what it is hashed with and its slots come on top, whatever the size.
+    assert status("VmHWM") - before < size + (10 << 20)
     assert tree_hash(twin.state_dict()) == expected
 
 

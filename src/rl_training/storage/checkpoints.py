@@ -53,10 +53,11 @@ from rl_training.storage.prepared_checkpoint import (
     PreparedCheckpoint,
 )
 from rl_training.storage.rows import RowBlock, SavedRows, segment_block
-from rl_training.storage.tensor_file import CHUNK_BYTES, read_tensors
+from rl_training.storage.tensor_file import read_tensors
 from rl_training.storage.tree import Decoder, Node, StateTree, join
 
 CHECKPOINTS_DIR_NAME = "checkpoints"
+HASHED_BYTES = 1 << 20  # at a time, so that verifying takes little memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +163,7 @@ class Checkpoint:
             if size != expected.size:
                 raise damaged(path, f"{size} bytes, the manifest says {expected.size}")
             digest = hashlib.sha256()
-            while chunk := file.read(CHUNK_BYTES):
+            while chunk := file.read(HASHED_BYTES):
                 digest.update(chunk)
             if digest.hexdigest() != expected.sha256:
                 raise damaged(path, "the content does not match its SHA-256")

@@ -23,7 +23,7 @@ from rl_training.errors import CheckpointError, UsageError
 from rl_training.storage.manifest import FileEntry
 from rl_training.storage.tensor_file import STORABLE
 
-SEGMENT_BYTES = 8 << 20
+SEGMENT_BYTES = 4 << 20
 """The most a segment holds, one row of every ring aside; also the memory that writing one takes."""
 
 MOST_SMALL_SEGMENTS = 256
