@@ -3,8 +3,8 @@
 Besides `run`, which is the default: `table` prints a results file as the documentation's tables,
 `picture` draws it, `scaling` measures how the cost grows with batch, width and number of
 environments, `compare` measures another checkout of this repository beside this one, `custom` the
-updates of a custom network and a custom loss beside plain torch, and `checkpoints` what one costs by
-the size of the replay memory and by what is new in it.
+updates of a custom network and a custom loss beside plain torch, and `checkpoints` what one costs
+by the size of the replay memory and by what is new in it.
 """
 
 from __future__ import annotations
