@@ -8,8 +8,10 @@ RLTrainingError
 │   └── ReplayTooLarge      the replay memory does not fit this machine
 ├── EnvError                the environment raised, or broke its own contract
 ├── NonFiniteError          NaN or infinity in observations, rewards, losses or weights
+│   └── DivergenceError     ... that learning itself has brought about
 ├── CheckpointError         a checkpoint is missing, damaged or belongs to something else
-├── RunError                a run directory cannot be used (locked, unfinished, ...)
+├── RunError                a run directory cannot be used (unfinished, outside its parent, ...)
+│   └── RunInUse            another process holds it (exit code 4)
 └── SaveError               something could not be written (exit code 3)
 """
 
@@ -55,12 +57,22 @@ class NonFiniteError(RLTrainingError):
     """A NaN or an infinity was met; training stops at the first one."""
 
 
+class DivergenceError(NonFiniteError):
+    """A loss, gradient or weight is not finite: what learning itself has brought about."""
+
+
 class CheckpointError(RLTrainingError):
     """A checkpoint is missing, damaged, or does not fit what it is loaded into."""
 
 
 class RunError(RLTrainingError):
     """A run directory cannot be used."""
+
+
+class RunInUse(RunError):
+    """Another process holds the run directory."""
+
+    exit_code = 4
 
 
 class SaveError(RLTrainingError):

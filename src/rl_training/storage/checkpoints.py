@@ -8,17 +8,19 @@ every bound is checked. Everything is verified against the manifest before it is
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -52,7 +54,22 @@ from rl_training.storage.tree import StateTree, join, split
 
 CHECKPOINTS_DIR_NAME = "checkpoints"
 MAX_STRUCTURE_BYTES = 64 << 20
+PRUNED_ATTEMPTS = 10
 _DIRECTORY = re.compile(r"(step|best)_([0-9]{12,18})(?:-([0-9]{1,9}))?")
+
+T = TypeVar("T")
+
+
+class CheckpointGone(CheckpointError):
+    """A checkpoint that was deleted while it was read, as a run in progress deletes old ones."""
+
+
+def despite_pruning(action: Callable[[], T]) -> T:
+    """The result of `action`, which finds and reads a checkpoint, begun again if it was deleted."""
+    for _ in range(PRUNED_ATTEMPTS - 1):
+        with suppress(CheckpointGone):
+            return action()
+    return action()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,8 +194,19 @@ def find_checkpoint(
     """The newest checkpoint that verifies in a run or its checkpoints directory, or `path` itself.
 
     Damaged ones are passed over and named in `skipped`; if none is left, CheckpointError lists
-    them all. With `parts` only those are hashed, which spares reading a large replay memory.
+    them all. With `parts` only those are hashed, which spares reading a large replay memory. One
+    that a run in progress deletes meanwhile is not damaged: there are newer ones.
     """
+    return despite_pruning(lambda: _find(path, best, parts))
+
+
+def has_checkpoint(run_dir: Path) -> bool:
+    """Whether a run directory holds a step checkpoint, intact or not."""
+    folder = run_dir / CHECKPOINTS_DIR_NAME
+    return folder.is_dir() and bool(_list(folder, "step"))
+
+
+def _find(path: Path, best: bool, parts: Collection[str] | None) -> Checkpoint:
     kind = "best" if best else "step"
     skipped: list[str] = []
     for candidate in _candidates(path, kind):
@@ -187,6 +215,8 @@ def find_checkpoint(
                 raise damaged(candidate, "a symbolic link, not a checkpoint")
             checkpoint = Checkpoint.open(candidate)
             checkpoint.verify(parts)
+        except CheckpointGone:
+            raise
         except CheckpointError as error:
             skipped.append(str(error))
             continue
@@ -212,7 +242,7 @@ def prune(checkpoints_dir: Path, *, keep: int) -> None:
         safe = [name for name in bests if steps and _age(name)[0] <= _age(steps[-1])[0]]
         kept = {*steps[-keep:], *bests[-1:], *safe[-1:]}
         for name in (name for name in steps + bests if name not in kept):
-            remove(checkpoints_dir / name)
+            with_retries(partial(_remove_if_there, checkpoints_dir / name))
     except OSError as error:
         raise save_error(checkpoints_dir, error) from error
 
@@ -224,7 +254,7 @@ def set_aside_newer(checkpoints_dir: Path, *, env_steps: int) -> list[Path]:
     new one nor be lost.
     """
     moved = []
-    for kind in KINDS:
+    for kind in KINDS if checkpoints_dir.is_dir() else ():
         for name in _list(checkpoints_dir, kind):
             if _age(name)[0] > env_steps:
                 moved.append(_move_to(checkpoints_dir / name, checkpoints_dir.parent / "abandoned"))
@@ -232,16 +262,25 @@ def set_aside_newer(checkpoints_dir: Path, *, env_steps: int) -> list[Path]:
 
 
 def _move_to(path: Path, folder: Path) -> Path:
-    try:
+    def move() -> Path:
         make_directory(folder)
         number = 1
         while (target := folder / f"{path.name}.{number}").exists():
             number += 1
         os.rename(path, target)
-        fsync_directory(path.parent)
+        return target
+
+    try:
+        target = with_retries(move)
+        with_retries(partial(fsync_directory, path.parent))
     except OSError as error:
         raise save_error(folder, error) from error
     return target
+
+
+def _remove_if_there(path: Path) -> None:
+    if path.exists():  # else an attempt that ended with an error had removed it already
+        remove(path)
 
 
 class _Part(NamedTuple):
@@ -339,7 +378,7 @@ def _names(path: Path) -> list[str]:
     try:
         return os.listdir(path)
     except OSError as error:
-        raise damaged(path, f"cannot be read ({error.strerror})") from error
+        raise _unreadable(path, path, error) from error
 
 
 @contextmanager
@@ -353,5 +392,11 @@ def _open_file(path: Path) -> Iterator[tuple[BufferedReader, int]]:
                 raise damaged(path, "not an ordinary file")
             yield file, status.st_size
     except OSError as error:
-        reason = "a symbolic link" if path.is_symlink() else error.strerror
-        raise damaged(path, f"cannot be read ({reason})") from error
+        raise _unreadable(path, path.parent, error) from error
+
+
+def _unreadable(path: Path, directory: Path, error: OSError) -> CheckpointError:
+    reason = "a symbolic link" if path.is_symlink() else error.strerror
+    described = damaged(path, f"cannot be read ({reason})")
+    gone = error.errno in (errno.ENOENT, errno.ESTALE) and not directory.exists()
+    return CheckpointGone(str(described)) if gone else described

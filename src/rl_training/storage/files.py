@@ -25,7 +25,24 @@ from rl_training.errors import SaveError, UsageError
 
 TEMPORARY_PREFIX = ".rl-training-tmp-"
 RETRY_DELAYS_S = (0.05, 0.2, 0.8)
-"""Pauses before an input/output error (EIO) is tried again; network disks recover from many."""
+"""Pauses before a write that failed with a transient error is tried again."""
+
+# What network disks recover from, and what other processes may put right: space that is freed.
+TRANSIENT = frozenset(
+    {
+        errno.EIO,
+        errno.ESTALE,
+        errno.EAGAIN,
+        errno.EINTR,
+        errno.EBUSY,
+        errno.ETIMEDOUT,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.ENOMEM,
+        errno.ENFILE,
+    }
+)
+_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 T = TypeVar("T")
 Bytes = bytes | memoryview
@@ -173,12 +190,15 @@ def remove(path: Path) -> None:
 
 
 def with_retries(action: Callable[[], T]) -> T:
-    """The result of `action`, tried again after each input/output error, three times at most."""
+    """The result of `action`, tried again after each transient error, three times at most.
+
+    It must begin anew each time: after a failed fsync the kernel may count what it lost as written.
+    """
     for delay in RETRY_DELAYS_S:
         try:
             return action()
         except OSError as error:
-            if error.errno != errno.EIO:
+            if error.errno not in TRANSIENT:
                 raise
             time.sleep(delay)
     return action()
@@ -186,8 +206,9 @@ def with_retries(action: Callable[[], T]) -> T:
 
 def save_error(path: Path, error: OSError, *, needed: int | None = None) -> SaveError:
     """The SaveError for an OSError: the path, the reason, bytes needed and free, what to do."""
-    space = f"; {needed} bytes needed, {_free_bytes(path)} free" if needed is not None else ""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    out_of_space = error.errno in _SPACE
+    space = f"; {_space(path, needed)}" if out_of_space and needed is not None else ""
+    if out_of_space:
         advice = "Free some space or choose another output directory"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         advice = "Make the directory writable or choose another output directory"
@@ -196,12 +217,21 @@ def save_error(path: Path, error: OSError, *, needed: int | None = None) -> Save
     return SaveError(f"could not write {path}: {error.strerror or error}{space}. {advice}.")
 
 
-def _free_bytes(path: Path) -> str:
+def _space(path: Path, needed: int) -> str:
+    """The bytes needed and free; where there are enough, what else can have run out."""
     for folder in path.parents:
         with suppress(OSError):
             status = os.statvfs(folder)
-            return str(status.f_bavail * status.f_frsize)
-    return "an unknown number"
+            free = status.f_bavail * status.f_frsize
+            text = f"{needed} bytes needed, {free} free"
+            if free < needed:
+                return text
+            return (
+                f"{text}, which a quota, a limit on file sizes, whole blocks of "
+                f"{status.f_frsize} bytes or the {status.f_favail} files still allowed may make "
+                "too few"
+            )
+    return f"{needed} bytes needed, an unknown number free"
 
 
 def _locked_directory(parent: Path) -> tuple[Path, int | None]:

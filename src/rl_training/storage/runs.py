@@ -18,8 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from rl_training.errors import RunError, UsageError
-from rl_training.storage.files import fsync_directory, save_error, write_all
+from rl_training.errors import RunError, RunInUse, UsageError
+from rl_training.storage.files import fsync_directory, save_error, with_retries, write_all
 from rl_training.storage.metrics_log import METRICS_NAME, last_row
 
 LOCK_NAME = ".lock"
@@ -42,16 +42,17 @@ def slug(text: str) -> str:
     return words[:50].rstrip("-.") or "run"
 
 
-def default_run_name(algo: str, env_id: str, seed: int) -> str:
-    """Such as `dqn-CartPole-v1-seed0-20261115-201500`, with the time in UTC."""
-    now = datetime.now(timezone.utc)
-    return f"{slug(algo)[:20]}-{slug(env_id)}-seed{seed}-{now:%Y%m%d-%H%M%S}"[:100]
+def default_run_name(algo: str, env_id: str, seed: int, *, time_stamp: bool = True) -> str:
+    """Such as `dqn-CartPole-v1-seed0-20261115-201500`, with the time in UTC, or none."""
+    time_text = f"-{datetime.now(timezone.utc):%Y%m%d-%H%M%S}" if time_stamp else ""
+    return f"{slug(algo)[:20]}-{slug(env_id)}-seed{seed}{time_text}"[:100]
 
 
-def create_run_directory(output_dir: Path, *, name: str) -> Path:
+def create_run_directory(output_dir: Path, *, name: str, only: bool = False) -> Path:
     """A new directory NAME in `output_dir`, or NAME-2, NAME-3, ... if that exists already.
 
-    Only the process that really creates a directory gets it, however many start at once.
+    Only the process that really creates a directory gets it, however many start at once. With
+    `only` no other name will do, and RunInUse is raised.
     """
     if not _NAME.fullmatch(name):
         raise UsageError(
@@ -61,9 +62,9 @@ def create_run_directory(output_dir: Path, *, name: str) -> Path:
     if "\0" in str(output_dir):
         raise UsageError(f"expected a directory, found {str(output_dir)!r} with a NUL character")
     try:
-        output_dir.mkdir(parents=True, exist_ok=True)
-        directory = _first_free(output_dir, name)
-        fsync_directory(output_dir)
+        with_retries(lambda: output_dir.mkdir(parents=True, exist_ok=True))
+        directory = _first_free(output_dir, name, attempts=1 if only else _MAX_ATTEMPTS)
+        with_retries(lambda: fsync_directory(output_dir))
     except OSError as error:
         raise save_error(output_dir / name, error) from error
     if directory.resolve().parent != output_dir.resolve():
@@ -71,23 +72,32 @@ def create_run_directory(output_dir: Path, *, name: str) -> Path:
     return directory
 
 
-def _first_free(output_dir: Path, name: str) -> Path:
-    for attempt in range(1, _MAX_ATTEMPTS + 1):
+def _first_free(output_dir: Path, name: str, *, attempts: int) -> Path:
+    for attempt in range(1, attempts + 1):
         directory = output_dir / (name if attempt == 1 else f"{name}-{attempt}")
         try:
-            directory.mkdir()
+            with_retries(directory.mkdir)
         except FileExistsError:
             continue
         return directory
+    if attempts == 1:
+        raise RunInUse(
+            f"another process has just begun a run in {output_dir / name}: the same command later "
+            "goes on with what it leaves"
+        )
     raise RunError(f"{output_dir} holds {_MAX_ATTEMPTS} runs named {name}: choose another name")
 
 
 def remove_summary(run_dir: Path) -> None:
     """Remove what an earlier session wrote about the end of a run that goes on."""
     path = run_dir / SUMMARY_NAME
-    try:
+
+    def unlink() -> None:
         path.unlink(missing_ok=True)
         fsync_directory(run_dir)
+
+    try:
+        with_retries(unlink)
     except OSError as error:
         raise save_error(path, error) from error
 
@@ -102,11 +112,15 @@ class RunLock:
     def __enter__(self) -> RunLock:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            descriptor = os.open(self._path, flags, 0o666)
+            descriptor = with_retries(lambda: os.open(self._path, flags, 0o666))
         except OSError as error:
             raise save_error(self._path, error) from error
         try:
             self._acquire(descriptor)
+            with_retries(lambda: _write_holder(descriptor))
+        except OSError as error:
+            os.close(descriptor)
+            raise save_error(self._path, error) from error
         except BaseException:
             os.close(descriptor)
             raise
@@ -131,13 +145,17 @@ class RunLock:
         while not _try_lock(descriptor, fcntl.LOCK_EX, self._path):
             if time.monotonic() > give_up:
                 holder = os.pread(descriptor, 1000, 0).decode(errors="replace").strip()
-                raise RunError(
+                raise RunInUse(
                     f"{self._path.parent} is in use by another process ({holder or 'unknown'}): "
                     "wait until it ends, stop it, or start a new run"
                 )
             time.sleep(0.02)
-        os.ftruncate(descriptor, 0)
-        write_all(descriptor, f"pid {os.getpid()} on host {platform.node()}\n".encode())
+
+
+def _write_holder(descriptor: int) -> None:
+    os.ftruncate(descriptor, 0)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    write_all(descriptor, f"pid {os.getpid()} on host {platform.node()}\n".encode())
 
 
 def is_locked(run_dir: Path) -> bool:
