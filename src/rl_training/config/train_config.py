@@ -89,6 +89,11 @@ class TrainConfig(ConfigModel):
     keep_checkpoints: int = Field(
         2, ge=1, le=1000, description="newest checkpoints kept; the best is kept too"
     )
+    on_save_error: Literal["stop", "warn"] = Field(
+        "stop",
+        description="whether a run goes on, with a warning, when a checkpoint or a row of its log "
+        "cannot be written; the last checkpoint and the result are always reported",
+    )
     log_interval: Steps = Field(
         1_000, description="environment transitions between two rows of the log"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -89,6 +90,14 @@ class JoinedMetrics(Mapping[str, Tensor]):
         return sum(map(len, self.parts))
 
 
+def _finite_on_host(numbers: Tensor | np.ndarray) -> bool:
+    """Whether all are finite; True, without waiting, for those on another device."""
+    if isinstance(numbers, Tensor) and numbers.device.type != "cpu":
+        return True
+    # In double precision no sum of single ones overflows, and of few numbers Python's is quickest.
+    return math.isfinite(sum(numbers.tolist()))
+
+
 class RecentMetrics:
     """The metrics of the latest updates, left on their device until someone asks for the means.
 
@@ -100,11 +109,14 @@ class RecentMetrics:
             lambda: deque(maxlen=RECENT_UPDATES)
         )
 
-    def add(self, metrics: Mapping[str, Tensor]) -> None:
-        """Keep one update's metrics."""
+    def add(self, metrics: Mapping[str, Tensor]) -> bool:
+        """Keep one update's metrics; False if the host has them and one is not finite."""
         parts = metrics.parts if isinstance(metrics, JoinedMetrics) else (Metrics.of(metrics),)
+        finite = True
         for part in parts:
             self._recent[part.names].append(part.numbers)
+            finite = finite and _finite_on_host(part.numbers)
+        return finite
 
     def means(self) -> dict[str, float]:
         """The mean of each metric over the latest updates that reported it."""

@@ -25,6 +25,7 @@ from rl_training.runtime.agent import Agent, build_agent
 from rl_training.runtime.callbacks import Callback, Evaluate, LogMetrics, SaveCheckpoint
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.compatibility import check_spaces
+from rl_training.runtime.divergence import WatchLearning
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.loss_check import check_losses
 from rl_training.runtime.process import Interrupts
@@ -190,6 +191,7 @@ def assemble(
         metrics_log=log,
         callbacks=(
             *plan.callbacks,
+            WatchLearning(),
             LogMetrics(config.log_interval),
             Evaluate(config.eval_interval),
             SaveCheckpoint(config.checkpoint_interval),

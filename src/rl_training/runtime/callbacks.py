@@ -141,7 +141,7 @@ class LogMetrics(Periodic):
         run.extra_values.clear()
         for callback in run.callbacks:
             callback.on_log(run, values)
-        run.metrics_log.write(run.env_steps, values)
+        run.write_row(values)
 
 
 class Evaluate(Periodic):
@@ -177,4 +177,5 @@ class SaveCheckpoint(Periodic):
             return
         if run.level == "boundary":
             run.cut_episodes()
-        run.save(episodes_cut=run.level == "boundary")
+        with run.save_errors("the checkpoint"):
+            run.save(episodes_cut=run.level == "boundary")

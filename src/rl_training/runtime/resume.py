@@ -36,6 +36,7 @@ FREE_KEYS = frozenset(
         "run_name",
         "final_eval_episodes",
         "keep_checkpoints",
+        "on_save_error",
         "log_interval",
         "eval_interval",
         "eval_episodes",

@@ -5,22 +5,23 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
-import torch
 
-from rl_training.algorithms.base import ActResult, Algorithm
+from rl_training.algorithms.base import ActResult, Algorithm, UpdateResult
 from rl_training.config.train_config import TrainConfig
 from rl_training.data.metrics import RecentMetrics
-from rl_training.data.types import PolicyState
-from rl_training.errors import NonFiniteError
+from rl_training.data.types import Clock, PolicyState
+from rl_training.errors import DivergenceError, NonFiniteError, SaveError
 from rl_training.runtime.agent import Agent
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import Collector
+from rl_training.runtime.divergence import batch_tensors, non_finite, write_dump
 from rl_training.runtime.evaluator import Evaluation, EvaluationStopped, Evaluator
 from rl_training.runtime.process import Interrupts
 from rl_training.runtime.progress import Progress, Speed
@@ -79,6 +80,8 @@ class TrainingRun(Stateful):
     speed: Speed = field(default_factory=Speed)
     extra_values: dict[str, float] = field(default_factory=dict)
     recent_metrics: RecentMetrics = field(default_factory=RecentMetrics)
+    batch: Any = None  # of the latest update
+    diverged: bool = False
 
     # What callbacks use.
 
@@ -112,8 +115,7 @@ class TrainingRun(Stateful):
 
     def log_evaluation(self, values: Mapping[str, float]) -> None:
         """Log values that belong to this evaluation, as `eval/...`; evidence cards keep them."""
-        row = {f"eval/{name}": float(value) for name, value in values.items()}
-        self.metrics_log.write(self.env_steps, row)
+        self.write_row({f"eval/{name}": float(value) for name, value in values.items()})
 
     def stop(self, reason: str) -> None:
         """End the run after the current step; it counts as finished."""
@@ -142,11 +144,9 @@ class TrainingRun(Stateful):
         self.last_evaluation, self.last_evaluation_at = evaluation, self.env_steps
         if self.best_return is None or evaluation.mean > self.best_return:
             self.best_return = evaluation.mean
-            self._save_best(evaluation)
-        self.metrics_log.write(
-            self.env_steps,
-            {"eval/return_mean": evaluation.mean, "eval/return_std": evaluation.std},
-        )
+            with self.save_errors("the best policy", optional=True):
+                self._save_best(evaluation)
+        self.write_row({"eval/return_mean": evaluation.mean, "eval/return_std": evaluation.std})
         for callback in self.callbacks:
             callback.on_evaluation(self, evaluation)
         return evaluation
@@ -163,10 +163,12 @@ class TrainingRun(Stateful):
     def save_after_failure(self) -> Path | None:
         """Save what was learned when an environment failed, without the environments' state.
 
-        None if the weights are not finite.
+        None if learning itself failed: earlier checkpoints are worth more than one at that point.
         """
         if self.saved_at == self.env_steps:
             return self.checkpoint_path
+        if self.diverged:
+            return None
         try:
             return self._write(checkpoint_parts(self, with_envs=False), exact=False)
         except NonFiniteError:
@@ -204,6 +206,18 @@ class TrainingRun(Stateful):
         self.agent.clock = self.progress.clock
         return self.agent.act(obs, state, first, explore=True)
 
+    def update(self, batch: Any, clock: Clock) -> UpdateResult:
+        """One update of the algorithm; raises DivergenceError at the first value not finite."""
+        self.batch = batch
+        try:
+            result = self.algorithm.update(batch, clock)
+        except DivergenceError as error:
+            self._refuse(str(error))
+        self.progress.updates += result.gradient_steps
+        if not self.recent_metrics.add(result.metrics):
+            self.check_finite()
+        return result
+
     def after_step(self) -> None:
         """Call `on_step` of every callback."""
         for callback in self.callbacks:
@@ -218,10 +232,24 @@ class TrainingRun(Stateful):
             if not np.isfinite(value):
                 self._refuse(f"training metric {name!r}")
         for part, network in self.algorithm.networks().items():
-            for name, parameter in network.named_parameters():
-                if not torch.isfinite(parameter).all():
-                    self._refuse(f"weight {part}.{name}")
+            if (weight := non_finite(dict(network.named_parameters()))) is not None:
+                self._refuse(f"weight {part}.{weight}")
         return {f"train/{name}": value for name, value in values.items()}
+
+    def write_row(self, values: Mapping[str, Any]) -> None:
+        """Write a row of the log."""
+        with self.save_errors("a row of the log"):
+            self.metrics_log.write(self.env_steps, values)
+
+    @contextmanager
+    def save_errors(self, what: str, *, optional: bool = False) -> Iterator[None]:
+        """Turns a SaveError into a warning if `on_save_error` or being optional allows it."""
+        try:
+            yield
+        except SaveError as error:
+            if self.config.on_save_error == "stop" and not optional:
+                raise
+            logger.warning("step %d: %s was not saved: %s", self.env_steps, what, error)
 
     def lower_level(self, reason: str) -> None:
         """The environments can no longer be saved: say so, also in the run's record."""
@@ -247,11 +275,26 @@ class TrainingRun(Stateful):
         )
         prune(self.directory / "checkpoints", keep=self.config.keep_checkpoints)
 
-    def _refuse(self, what: str) -> None:
-        raise NonFiniteError(
-            f"the {what} is not finite at step {self.env_steps} (update {self.updates}). Training "
-            "stopped and nothing non-finite was saved. A smaller learning rate, gradient clipping "
-            "(max_grad_norm) or smaller rewards usually help."
+    def _refuse(self, what: str) -> NoReturn:
+        self.diverged = True
+        if (name := non_finite(batch_tensors(self.batch))) is not None:
+            what = f"{name} of the batch"  # it came first
+        report = {
+            "origin": what,
+            "env_steps": self.env_steps,
+            "updates": self.updates,
+            # To read a number after each update, a GPU would have to wait.
+            "checked": "each update" if self.algorithm.device.type == "cpu" else "log intervals",
+            "metrics": self.recent_metrics.means(),
+        }
+        try:
+            dump = f"The batch is in {write_dump(self.directory, self.batch, report)}. "
+        except SaveError as error:
+            dump = f"The batch could not be saved ({error}) "
+        raise DivergenceError(
+            f"the {what} is not finite at step {self.env_steps} (after {self.updates} updates). "
+            f"Training stopped and nothing non-finite was saved. {dump}A smaller learning rate, "
+            "gradient clipping (max_grad_norm) or smaller rewards usually help."
         )
 
 
