@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 import signal
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from rl_training.experiment.registry import get_spec
 from rl_training.runtime.result import TrainingInterrupted
 from rl_training.runtime.resume import check_same_run
 from rl_training.runtime.training_run import TrainingRun
-from rl_training.storage.checkpoints import find_checkpoint, write_checkpoint
+from rl_training.storage.checkpoints import find_checkpoint, has_checkpoint, write_checkpoint
 from rl_training.storage.metrics_log import read_metrics
 from toy_envs import CountingEnv, GeneratorEnv, LeakyEnv
 from training import StopAt, final_state, tiny_config
@@ -167,15 +168,18 @@ def test_resuming_a_finished_run_changes_nothing_that_matters(tmp_path: Path) ->
 # Damaged
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_passed_over_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = tiny_config("dqn", tmp_path, checkpoint_interval=50)
     straight = final_state(train_dqn(config).run_dir)
     run_dir = interrupted(config, 130)
     damage(run_dir / "checkpoints" / "step_000000000130")
     for command in (["eval", "--episodes", "1"], ["resume"]):
+        caplog.clear()
         result = CliRunner().invoke(app, [*command, "--checkpoint", str(run_dir)])
         assert result.exit_code == 0, result.output
-        (said,) = (line for line in result.stderr.splitlines() if "damaged checkpoint" in line)
+        (said,) = (text for text in caplog.messages if "damaged checkpoint" in text)
         assert said.startswith("passed over a damaged checkpoint: ")
         assert "step_000000000130/agent.safetensors" in said
     assert "resumed at step 100" in result.stderr
@@ -534,3 +538,25 @@ def test_a_run_from_before_an_option_existed_goes_on_with_its_default(tmp_path: 
     asked = config.with_changes(algo_kwargs=config.algo_kwargs | {"dueling": True})
     with pytest.raises(ConfigError, match=r"algo_kwargs.dueling: saved False, given True"):
         check_same_run(older, asked, get_spec("dqn"))
+
+
+def test_a_run_in_progress_is_loaded_while_it_prunes_its_checkpoints(tmp_path: Path) -> None:
+    config = tiny_config(
+        "dqn",
+        tmp_path,
+        run_name="live",
+        total_timesteps=60,
+        checkpoint_interval=2,
+        keep_checkpoints=1,
+        eval_interval=0,
+        final_eval_episodes=0,
+    )
+    training = threading.Thread(target=train_dqn, args=(config,))
+    training.start()
+    loads = 0
+    while training.is_alive():
+        if has_checkpoint(tmp_path / "live"):
+            DQN.load(tmp_path / "live")
+            loads += 1
+    training.join()
+    assert loads > 3

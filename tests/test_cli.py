@@ -461,7 +461,7 @@ def test_a_run_in_progress_is_shown_as_running_and_cannot_be_resumed(
     command = start_gated(tmp_path, gate)
     run_dir = only_run(tmp_path / "runs")
     listed = invoke("list", tmp_path / "runs")
-    message = failure(invoke("resume", "--checkpoint", run_dir), 1)
+    message = failure(invoke("resume", "--checkpoint", run_dir), 4)
     gate.open()
     assert command.wait() == 0, command.text()
     assert re.search(r"processes:GateEnv .* 3 .* running", listed.stdout)

@@ -22,7 +22,6 @@ from rl_training.errors import RLTrainingError, UsageError
 if TYPE_CHECKING:
     from rl_training.api.managed import ManagedAlgorithm
     from rl_training.config.train_config import TrainConfig
-    from rl_training.storage.checkpoints import Checkpoint
 
 app = typer.Typer(
     name="rl-training",
@@ -139,6 +138,13 @@ def train(
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, help="With --seeds: how many run at once.")
     ] = None,
+    auto_resume: Annotated[
+        bool,
+        typer.Option(
+            "--auto-resume",
+            help="Go on with what there is of the run, if anything, as --seeds always does.",
+        ),
+    ] = False,
     debug: DebugOption = False,
 ) -> None:
     """Train an agent; with --seeds, one per seed."""
@@ -155,7 +161,7 @@ def train(
         ]
         loaded = resolve_config(config, overrides=[*(settings or ()), *overrides])
         if seeds is None:
-            _train_one(loaded.config, None)
+            _train_one(loaded.config, auto_resume=auto_resume)
             return
         if loaded.origins["seed"] == "command line":
             raise UsageError("give --set seed=... or --seeds, not both")
@@ -197,13 +203,12 @@ def resume(
     with _reported(debug):
         from rl_training.experiment.registry import open_checkpoint
 
-        found, config = open_checkpoint(checkpoint, parts=None)
-        _show_skipped(found)
+        _, config = open_checkpoint(checkpoint)
         given = {"total_timesteps": total_timesteps, "device": device}
         changes = {key: value for key, value in given.items() if value is not None}
         if changes:
             config = config.with_changes(**changes)
-        _train_one(config, found.path)
+        _train_one(config, resume=checkpoint)  # chosen there, where the run is locked
 
 
 @app.command()
@@ -432,7 +437,9 @@ def plot_evidence(card: CardArgument, debug: DebugOption = False) -> None:
         typer.echo(f"picture: {path}")
 
 
-def _train_one(config: TrainConfig, checkpoint: Path | None) -> None:
+def _train_one(
+    config: TrainConfig, *, resume: Path | None = None, auto_resume: bool = False
+) -> None:
     from rl_training.experiment.registry import train_config
     from rl_training.runtime.console import ConsoleProgress
     from rl_training.runtime.result import TrainingInterrupted
@@ -440,7 +447,7 @@ def _train_one(config: TrainConfig, checkpoint: Path | None) -> None:
 
     console = ConsoleProgress()
     try:
-        result = train_config(config, callbacks=[console], resume=checkpoint)
+        result = train_config(config, callbacks=[console], resume=resume, auto_resume=auto_resume)
     except TrainingInterrupted as interrupt:
         show_result(interrupt.result)
         raise
@@ -471,13 +478,5 @@ def _train_seeds(config: TrainConfig, seeds: str, jobs: int) -> None:
 
 def _load(path: Path, best: bool, device: str | None) -> ManagedAlgorithm:
     from rl_training.api.managed import load_any
-    from rl_training.experiment.registry import open_checkpoint
 
-    checkpoint, _ = open_checkpoint(path, best=best)
-    _show_skipped(checkpoint)
-    return load_any(checkpoint.path, device=device)
-
-
-def _show_skipped(checkpoint: Checkpoint) -> None:
-    for reason in checkpoint.skipped:
-        typer.echo(f"passed over a damaged checkpoint: {reason}", err=True)
+    return load_any(path, best=best, device=device)

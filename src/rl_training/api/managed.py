@@ -36,8 +36,8 @@ from rl_training.runtime.resume import ENVIRONMENT_KEYS, refuse_unserialized, re
 from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.spec_table import register, saved_algorithm
 from rl_training.runtime.training_run import evaluation_seed
-from rl_training.storage.checkpoints import write_checkpoint
-from rl_training.storage.files import save_error
+from rl_training.storage.checkpoints import despite_pruning, write_checkpoint
+from rl_training.storage.files import save_error, with_retries
 from rl_training.tools.explain import check_path, explain, write_picture
 
 
@@ -101,12 +101,26 @@ class ManagedAlgorithm:
 
         An environment, arguments of it, wrappers or a network that were given as objects no import
         path leads to are passed again; `env_kwargs` need hold only those. A policy predicts without
-        its environment, and on the CPU if its device is missing and no `device` is given.
+        its environment, and on the CPU if its device is missing and no `device` is given. The run
+        may still be going on.
         """
-        checkpoint, config = open_checkpoint(path, best=best, algo=cls._spec())
-        report_skipped(checkpoint)
         given = {"env_id": env, "wrappers": wrappers, "device": device}
         changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+        return despite_pruning(lambda: cls._load(Path(path), best, changes, env_kwargs, network))
+
+    @classmethod
+    def _load(
+        cls,
+        path: Path,
+        best: bool,
+        given: Mapping[str, Any],
+        env_kwargs: Mapping[str, Any] | None,
+        network: Callable[..., Any] | None,
+    ) -> Self:
+        checkpoint, config = open_checkpoint(path, best=best, algo=cls._spec())
+        report_skipped(checkpoint)
+        changes = dict(given)
+        env = changes.get("env_id")
         if env is not None and not isinstance(env, str):  # what is said of an id does not fit it
             changes |= {"eval_env_kwargs": {}}
             if config.vectorization == "native":
@@ -118,18 +132,28 @@ class ManagedAlgorithm:
         if network is not None:
             changes["algo_kwargs"] = {**config.algo_kwargs, "network": network}
         managed = cls(config.with_changes(**changes))
-        if device is not None:
-            resolve_device(device)
+        if "device" in changes:
+            resolve_device(changes["device"])
         managed._agent = load_agent(checkpoint, managed.config)
         managed._checkpoint = checkpoint.path
-        managed._resume_from = checkpoint.path if best else Path(path)
+        managed._resume_from = checkpoint.path if best else path
         if changes.keys() & set(ENVIRONMENT_KEYS):
             managed._check_env()
         return managed
 
-    def learn(self, *, callbacks: Sequence[Callback] = (), progress: bool = False) -> TrainResult:
-        """Train from the beginning to the end of the budget; `progress` shows a bar."""
-        return self._train(self.config, callbacks, progress, resume=None)
+    def learn(
+        self,
+        *,
+        callbacks: Sequence[Callback] = (),
+        progress: bool = False,
+        auto_resume: bool = False,
+    ) -> TrainResult:
+        """Train from the beginning to the end of the budget; `progress` shows a bar.
+
+        With `auto_resume` the same call in another process goes on where this one was stopped, in
+        the directory `run_name`, by default named after algorithm, environment and seed.
+        """
+        return self._train(self.config, callbacks, progress, auto_resume=auto_resume)
 
     def resume(
         self,
@@ -200,7 +224,8 @@ class ManagedAlgorithm:
         target = Path(path)
         if target.exists():
             raise SaveError(f"{target} exists already; save never overwrites, choose another path")
-        try:
+
+        def write() -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=target.parent, prefix=".saving-") as folder:
                 if self._checkpoint is not None:
@@ -209,6 +234,9 @@ class ManagedAlgorithm:
                 else:
                     source = self._write_policy(Path(folder))
                 source.rename(target)
+
+        try:
+            with_retries(write)
         except OSError as error:
             raise save_error(target, error) from error
         return target
@@ -218,12 +246,16 @@ class ManagedAlgorithm:
         config: TrainConfig,
         callbacks: Sequence[Callback],
         progress: bool,
-        resume: Path | None,
+        *,
+        resume: Path | None = None,
+        auto_resume: bool = False,
     ) -> TrainResult:
         self._environments()
         try:
             with _console(callbacks, progress) as watched:
-                result = train_config(config, callbacks=watched, resume=resume)
+                result = train_config(
+                    config, callbacks=watched, resume=resume, auto_resume=auto_resume
+                )
         except TrainingInterrupted as interrupt:
             self._take_over(config, interrupt.result.run_dir)
             raise
@@ -316,7 +348,9 @@ def algorithm_class(algo: AlgorithmSpec | str) -> type[ManagedAlgorithm]:
     return type(name, (ManagedAlgorithm,), {"spec": spec, "__doc__": f"{spec.title}."})
 
 
-def load_any(path: str | Path, *, device: str | None = None) -> ManagedAlgorithm:
+def load_any(
+    path: str | Path, *, device: str | None = None, best: bool = False
+) -> ManagedAlgorithm:
     """The managed object of whatever algorithm a checkpoint was trained with."""
-    checkpoint, config = open_checkpoint(path)
-    return algorithm_class(config.algo).load(checkpoint.path, device=device)
+    _, config = open_checkpoint(path, best=best)
+    return algorithm_class(config.algo).load(path, device=device, best=best)

@@ -79,11 +79,18 @@ def train_config(
     *,
     callbacks: Sequence[Callback] = (),
     resume: str | Path | None = None,
+    auto_resume: bool = False,
 ) -> TrainResult:
     """Train with the algorithm the configuration names."""
     from rl_training.runtime.train import train
 
-    return train(get_spec(config.algo), config, callbacks=callbacks, resume=resume)
+    return train(
+        get_spec(config.algo),
+        config,
+        callbacks=callbacks,
+        resume=resume,
+        auto_resume=auto_resume,
+    )
 
 
 def open_checkpoint(

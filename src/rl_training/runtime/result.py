@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +55,20 @@ class TrainResult:
     wall_time_s: float
     run_dir: Path
     checkpoint_path: Path | None
+
+    @classmethod
+    def from_summary(cls, summary: object, run_dir: Path) -> TrainResult | None:
+        """The result that a summary.json describes; None if it is none."""
+        names = {field.name for field in fields(cls)} - {"run_dir"}
+        if not isinstance(summary, dict) or not names <= summary.keys():
+            return None
+        values: dict[str, Any] = {name: summary[name] for name in names}
+        path, returns = values["checkpoint_path"], values["eval_returns"]
+        if not isinstance(values["global_step"], int) or not isinstance(returns, list):
+            return None
+        values["eval_returns"] = tuple(returns)
+        values["checkpoint_path"] = None if path is None else run_dir / str(path)
+        return cls(**values, run_dir=run_dir)
 
     def summary(self) -> dict[str, object]:
         """The run's summary.json."""

@@ -12,6 +12,7 @@ from rl_training.errors import ConfigError, UsageError
 from rl_training.runtime.assembly import RunPlan, assemble, build
 from rl_training.runtime.callbacks import Callback, configured_callbacks
 from rl_training.runtime.execution import set_execution, threads
+from rl_training.runtime.origin import find_origin, new_directory
 from rl_training.runtime.process import Interrupts, keep_freed_memory
 from rl_training.runtime.result import (
     TrainingInterrupted,
@@ -20,19 +21,13 @@ from rl_training.runtime.result import (
     write_records,
     write_result,
 )
-from rl_training.runtime.resume import (
-    checkpoint_to_resume,
-    refuse_unserialized,
-    restore_run,
-    run_directory_of,
-    saved_loop,
-)
+from rl_training.runtime.resume import refuse_unserialized, restore_run
 from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.spec_table import portable_name
 from rl_training.runtime.training_run import TrainingRun
 from rl_training.storage.checkpoints import set_aside_newer
 from rl_training.storage.metrics_log import MetricsLog
-from rl_training.storage.runs import RunLock, create_run_directory, default_run_name
+from rl_training.storage.runs import RunLock
 
 logger = logging.getLogger("rl_training")
 
@@ -63,10 +58,13 @@ def train(
     *,
     callbacks: Sequence[Callback] = (),
     resume: str | Path | None = None,
+    auto_resume: bool = False,
 ) -> TrainResult:
     """Train one agent to the end of its budget and leave a complete run directory.
 
-    A signal such as SIGINT or SIGTERM saves a checkpoint and raises TrainingInterrupted.
+    With `auto_resume` the directory follows from the configuration, and whatever is there of the
+    run is gone on with; a finished one gives its result again. A signal such as SIGINT or SIGTERM
+    saves a checkpoint and raises TrainingInterrupted.
     """
     hyper = check_hyper_parameters(spec.hyper, config.algo_kwargs)
     # Store a reference any process can resolve: another one may resume the run.
@@ -77,27 +75,29 @@ def train(
     plan = RunPlan(spec=spec, config=config, hyper=hyper, callbacks=callbacks)
     refuse_unserialized(config)
     keep_freed_memory()
-    checkpoint = None if resume is None else checkpoint_to_resume(resume, config, spec)
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
+        origin = find_origin(spec, config, stack, resume=resume, auto_resume=auto_resume)
+        if origin.finished is not None:
+            return origin.finished
+        checkpoint = origin.checkpoint
         stack.enter_context(threads(config, checkpoint.info.get("threads") if checkpoint else None))
         components = build(plan)
         stack.callback(components.close)
         num_envs = components.collector.num_envs
         updates = spec.loop.planned_updates(hyper, config.total_timesteps, num_envs)
         set_execution(components.agent.algorithm, config, hyper.batch_size, updates, checkpoint)
-        run_directory = run_directory_of(checkpoint) if checkpoint else None
-        directory = run_directory or _new_directory(spec, config)
-        stack.enter_context(RunLock(directory))
-        saved_log = saved_loop(checkpoint)["metrics_log"] if checkpoint and run_directory else None
-        log = stack.enter_context(closing(MetricsLog(directory, resume_from=saved_log)))
+        directory = origin.directory or new_directory(spec, config, auto_resume=auto_resume)
+        if origin.directory is None:
+            stack.enter_context(RunLock(directory))
+        log = stack.enter_context(closing(MetricsLog(directory, resume_from=origin.metrics_log)))
         run = assemble(plan, components, directory, log, interrupts)
         if checkpoint is not None:
             restore_run(run, checkpoint)
-            if run_directory is None:
-                run.checkpoint_path = run.saved_at = None  # this directory holds none yet
-            else:
-                _set_aside_newer(run)
+        if origin.directory is None:
+            run.checkpoint_path = run.saved_at = None  # this directory holds none yet
+        else:
+            _set_aside_newer(run)
         write_records(run, checkpoint)
         return _run_to_end(run, spec)
 
@@ -150,10 +150,3 @@ def _checked_callbacks(callbacks: object) -> Sequence[Callback]:
     raise UsageError(
         f"callbacks: expected a list of Callback objects such as [MyCallback()], found {callbacks}"
     )
-
-
-def _new_directory(spec: AlgorithmSpec, config: TrainConfig) -> Path:
-    name = config.run_name or default_run_name(
-        spec.name, str(config.to_plain()["env_id"]), config.seed
-    )
-    return create_run_directory(Path(config.output_dir), name=name)
