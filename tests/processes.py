@@ -126,6 +126,10 @@ class WarmPopen:
         assert command[:3] == [sys.executable, "-m", "rl_training"]
         self._command = CommandLine(*command[3:], output=stdout.name)
 
+    @property
+    def pid(self) -> int:
+        return self._command.pid
+
     def poll(self) -> int | None:
         return self._command.process.exitcode
 

@@ -85,7 +85,7 @@ def show_experiment(result: ExperimentResult) -> None:
         low, high = figures["interval_95"]
         print(
             f"mean {figures['mean']:.2f}, interquartile mean {figures['interquartile_mean']:.2f} "
-            f"(95 % interval {low:.2f} to {high:.2f}) over {len(result.returns)} seeds"
+            f"(95 % interval {low:.2f} to {high:.2f}) {result.coverage}"
         )
     print(f"experiment directory: {shlex.quote(str(result.directory))}")
     if any(seed.status != "finished" for seed in result.seeds):
