@@ -62,7 +62,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     class Recorded(WarmPopen):
         def __init__(self, command: Any, **keys: Any) -> None:
-            ran.append(command[3])
+            ran.append("resume" if "--resume" in command else command[3])
             super().__init__(command, **keys)
 
     replace_popen(monkeypatch, Recorded)
@@ -344,7 +344,11 @@ def test_a_damaged_or_partial_record_says_what_is_wrong_and_what_to_delete(
     for name, content, wrong in (
         ("metadata.json", "{}", "metadata.json is damaged: 'sessions' is missing)"),
         ("metadata.json", '{"sessions": [', "metadata.json is damaged: Expecting value"),
-        ("metadata.json", json.dumps(metadata), "metadata.json is damaged: 'started_at' is"),
+        (
+            "metadata.json",
+            json.dumps(metadata),
+            "metadata.json is damaged: started_at: ",
+        ),
         ("metadata.json", '{"sessions": [1]}', "metadata.json is damaged: "),
         ("summary.json", json.dumps(summary), "'eval_return_std' is missing"),
         ("metrics.jsonl", f"half\n{metrics}", f"{lines}, line 1 is not a JSON row"),

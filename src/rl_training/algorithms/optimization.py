@@ -244,6 +244,7 @@ class TargetNetwork(Stateful):
     """
 
     state_fields = ("module", "intervals_passed")
+    state_counts = ("intervals_passed",)
 
     def __init__(self, source: Optimizer, *, tau: float, interval: int | None = None) -> None:
         self.module: Any = copy.deepcopy(source.module).eval()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rl_training.errors import CheckpointError
+from rl_training.storage.checks import saved_value
 
 RECENT_UPDATES = 100  # updates averaged in a log row
 
@@ -129,7 +130,10 @@ class RecentMetrics:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from saved numbers."""
         self._recent.clear()
-        for names, rows in state["rows"].items():
-            if rows.dim() != 2 or rows.shape[1] != len(names):
+        for names, rows in saved_value(state, "rows").items():
+            named = isinstance(names, tuple) and all(isinstance(name, str) for name in names)
+            if not named or not isinstance(rows, Tensor) or not rows.is_floating_point():
+                raise CheckpointError(f"expected numbers by names of metrics, found {names!r:.80}")
+            if rows.dim() != 2 or rows.shape[1] != len(names) or not len(rows):
                 raise CheckpointError(f"expected {len(names)} numbers by update of {names}")
             self._recent[names].extend(rows.unbind())

@@ -22,6 +22,8 @@ from rl_training.config.value_based import DRQNConfig
 from rl_training.data.memory import refuse_if_too_large, refuse_if_too_small
 from rl_training.data.types import Clock, EnvSpec, SequenceBatch, Transitions
 from rl_training.errors import CheckpointError, ConfigError, UsageError
+from rl_training.storage.checks import saved_array, saved_count, saved_value
+from rl_training.storage.generators import set_generator_state
 
 _STORES = ("obs", "action", "reward", "discount", "first", "mask", "state")
 
@@ -55,6 +57,7 @@ class RecurrentReplayBuffer:
                 "expected burn_in and overlap from 0 on and overlap below sequence_length, found "
                 f"burn_in {burn_in}, overlap {overlap}, sequence_length {sequence_length}"
             )
+        self.spec = spec
         self.burn_in, self.rows = burn_in, burn_in + sequence_length
         self.stride = sequence_length - overlap  # from one chunk of an episode to the next
         self.num_envs = num_envs
@@ -219,17 +222,27 @@ class RecurrentReplayBuffer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved buffer of the same shape."""
         for name, number in self._shape.items():
-            if state[name] != number:
+            if (saved := saved_value(state, name)) != number:
                 raise CheckpointError(
-                    f"the saved replay buffer has {name} {state[name]}, this one has {number}; "
+                    f"the saved replay buffer has {name} {saved!r:.20}, this one has {number}; "
                     "resume with the network, sequences, buffer size and num_envs of the saved run"
                 )
-        self._count, self._head = len(state["chunks"]["mask"]), state["head"]
+        chunks, pending = saved_value(state, "chunks"), saved_value(state, "pending")
+        room = len(self._chunks["mask"])
+        count, head = len(saved_value(chunks, "mask")), saved_count(state, "head", high=room - 1)
+        if count > room or (count < room and head != count):
+            raise CheckpointError(f"head: expected the place after {count} chunks, found {head}")
         for name in _STORES:
-            self._chunks[name][: self._count] = state["chunks"][name]
-            self._pending[name][:] = state["pending"][name]
-        self._filled[:], self._unsaved[:] = state["filled"], state["unsaved"]
-        self._rng.bit_generator.state = state["rng"]
+            choice = self.spec.last_choice if name == "action" else None
+            low = None if choice is None else 0
+            stored, unfinished = self._chunks[name][:count], self._pending[name]
+            stored[:] = saved_array(chunks, name, stored, low=low, high=choice)
+            unfinished[:] = saved_array(pending, name, unfinished, low=low, high=choice)
+        self._count, self._head = count, head
+        high = self.rows - 1  # a chunk that is full is stored at once
+        self._filled[:] = saved_array(state, "filled", self._filled, low=0, high=high)
+        self._unsaved[:] = saved_array(state, "unsaved", self._unsaved, low=0, high=high)
+        set_generator_state(self._rng, saved_value(state, "rng"))
 
 
 def chunks_for(capacity: int, sequence_length: int) -> int:

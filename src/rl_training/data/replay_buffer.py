@@ -22,6 +22,8 @@ from rl_training.config.types import parse_memory
 from rl_training.data.memory import refuse_if_too_large, refuse_if_too_small
 from rl_training.data.types import Batch, Clock, EnvSpec, Transitions
 from rl_training.errors import CheckpointError, EnvError, UsageError
+from rl_training.storage.checks import saved_array, saved_count, saved_value
+from rl_training.storage.generators import set_generator_state
 
 
 def zeros(shape: tuple[int, ...], dtype: str) -> Tensor:
@@ -287,17 +289,26 @@ class ReplayBuffer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved buffer of the same shape."""
         for name, mine in (("rows", self._rows), ("num_envs", self.num_envs)):
-            if state[name] != mine:
+            if (saved := saved_value(state, name)) != mine:
                 raise CheckpointError(
-                    f"the saved replay buffer has {name} {state[name]}, this one has {mine}; "
+                    f"the saved replay buffer has {name} {saved!r:.20}, this one has {mine}; "
                     "resume with the buffer size and num_envs of the saved run"
                 )
-        self._empty, self._wrapped = (state["extent"] == rows for rows in (0, self._rows))
-        self._head[:] = state["head"]
+        extent = saved_count(state, "extent", high=self._rows)
+        self._empty, self._wrapped = (extent == rows for rows in (0, self._rows))
+        high = self._end - 1 if self._wrapped or self._empty else self._base + extent - 1
+        self._head[:] = saved_array(state, "head", self._head, low=self._base, high=high)
+        if self._extent != extent:
+            raise CheckpointError(f"extent: expected {self._extent} rows as head says: {extent}")
         self._valid[:] = False
         for name, tensor in self.storage.items():
-            self._written_view(tensor.numpy())[:] = state[name]
-        self._rng.bit_generator.state = state["rng"]
+            view = self._written_view(tensor.numpy())
+            choice = self.spec.last_choice if name == "action" else None
+            low = None if choice is None else 0
+            view[:] = saved_array(state, name, view, low=low, high=choice)
+        if not (self._empty or self._valid.any()):  # nothing could ever be drawn from it
+            raise CheckpointError("valid: expected a transition among the rows, found none")
+        set_generator_state(self._rng, saved_value(state, "rng"))
 
     def _written(self, array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(self._written_view(array))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rl_training.experiment.statistics import bootstrap_interval, interquartile_mean
+from rl_training.storage.runs import MAX_NUMBER
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,13 @@ class SeedResult:
     @property
     def eval_return_mean(self) -> float | None:
         """Mean evaluation return of the final policy."""
-        return self.summary.get("eval_return_mean")
+        return self.number("eval_return_mean")
+
+    def number(self, name: str) -> float | None:
+        """A number of the summary; None if it is missing or something else."""
+        value = self.summary.get(name)
+        finite = isinstance(value, int | float) and abs(value) < MAX_NUMBER
+        return value if finite and not isinstance(value, bool) else None
 
 
 @dataclass(frozen=True)

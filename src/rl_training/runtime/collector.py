@@ -7,6 +7,7 @@ the successor is the last observation of the episode, and a row that only resets
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from math import isfinite
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -17,7 +18,8 @@ from rl_training.algorithms.base import ActResult
 from rl_training.data.types import PolicyState, Transitions
 from rl_training.envs.snapshots.vector import load_vector_state, save_vector_state
 from rl_training.envs.spaces import SpaceAdapter
-from rl_training.errors import EnvError, NonFiniteError
+from rl_training.errors import CheckpointError, EnvError, NonFiniteError
+from rl_training.storage.checks import saved_count, saved_number
 from rl_training.storage.state import Stateful
 from rl_training.storage.tree import StateTree
 
@@ -50,6 +52,7 @@ class Collector(Stateful):
         "episodes_finished",
         "steps",
     )
+    state_counts = ("episodes_finished", "steps")
 
     def __init__(self, envs: VectorEnv[Any, Any, Any], adapter: SpaceAdapter) -> None:
         self.envs = envs
@@ -155,6 +158,8 @@ class Collector(Stateful):
 
     def _checked_reward(self, reward: np.ndarray, rows: np.ndarray) -> np.ndarray:
         numbers = np.asarray(reward, np.float32)
+        if numbers.ndim != 1:
+            raise self._env_error("step", ValueError(f"rewards of the shape {numbers.shape}"))
         if not all(map(isfinite, numbers.tolist())):
             self._refuse("reward", ~np.isfinite(numbers) & rows)
         return numbers
@@ -177,6 +182,9 @@ class Collector(Stateful):
                 process.kill()
                 process.join()
             envs.closed = True
+        elif self._failed:
+            with suppress(Exception):  # an error has been reported, and this may follow from it
+                self.envs.close()
         else:
             self.envs.close()
 
@@ -189,15 +197,26 @@ class Collector(Stateful):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a collector stood; its environments are restored apart, where they can be."""
+        parts = len(self._state)
         super().load_state_dict(state)
-        episodes = [Episode(**episode) for episode in state["episodes"]]
+        if len(self._state) != parts:  # of a feed-forward policy any would fit
+            raise CheckpointError(f"state: expected {parts} arrays, found {len(self._state)}")
+        episodes = [
+            Episode(saved_number(episode, "episode_return"), saved_count(episode, "length"))
+            for episode in state["episodes"]
+        ]
         self.episodes.clear()
         self.episodes.extend(episodes)
+        for name, array in (("obs", self._obs), ("returns", self._returns)):
+            if not np.isfinite(array).all():
+                raise CheckpointError(f"{name}: expected finite numbers, found others")
 
     def save_envs(self) -> StateTree:
         """The state of the environments themselves, where it can be saved."""
         return save_vector_state(self.envs)
 
     def load_envs(self, state: StateTree) -> None:
-        """Restore the environments."""
+        """Restore the environments; if that fails, they are of no more use."""
+        self._failed = True
         load_vector_state(self.envs, state)
+        self._failed = False

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from rl_training.errors import CheckpointError
+from rl_training.storage.checks import saved_value
 from rl_training.storage.generators import generator_state, set_generator_state
 
 # The objects behind the functions of the two modules.
@@ -52,11 +53,12 @@ def _cuda_in_use() -> bool:
 
 def restore_global_generators(state: dict[str, Any]) -> None:
     """Restore the global generators; the last step of a resume, since the others may draw."""
-    set_generator_state(_PYTHON, state["python"])
-    set_generator_state(_NUMPY, state["numpy"])
+    set_generator_state(_PYTHON, saved_value(state, "python"))
+    set_generator_state(_NUMPY, saved_value(state, "numpy"))
     try:
-        torch.set_rng_state(state["torch"])
-        for device in range(min(len(state["cuda"]), torch.cuda.device_count())):
-            torch.cuda.set_rng_state(state["cuda"][device], device)
-    except (TypeError, RuntimeError) as error:
+        torch.set_rng_state(saved_value(state, "torch"))
+        devices = list(saved_value(state, "cuda"))
+        for device in range(min(len(devices), torch.cuda.device_count())):
+            torch.cuda.set_rng_state(devices[device], device)
+    except (TypeError, RuntimeError, AttributeError) as error:
         raise CheckpointError(f"the state of torch's generators is malformed: {error}") from error

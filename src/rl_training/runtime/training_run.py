@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -32,7 +31,8 @@ from rl_training.runtime.seeding import (
     restore_global_generators,
 )
 from rl_training.storage.checkpoints import prune, write_checkpoint
-from rl_training.storage.files import write_json
+from rl_training.storage.checks import saved_number
+from rl_training.storage.files import read_json_object, write_json
 from rl_training.storage.metrics_log import MetricsLog
 from rl_training.storage.state import Stateful
 
@@ -79,6 +79,15 @@ class TrainingRun(Stateful):
     speed: Speed = field(default_factory=Speed)
     extra_values: dict[str, float] = field(default_factory=dict)
     recent_metrics: RecentMetrics = field(default_factory=RecentMetrics)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over where the loop of a run stood."""
+        super().load_state_dict(state)
+        for name in self.extra_values:
+            saved_number(self.extra_values, name)
+        if self.best_return is not None:
+            self.best_return = saved_number(state, "best_return")
+        saved_number(state, "elapsed")
 
     # What callbacks use.
 
@@ -228,7 +237,7 @@ class TrainingRun(Stateful):
         logger.warning("resume level: now statistical, it was %s (%s)", self.level, reason)
         self.level, self.level_reason = "statistical", reason
         path = self.directory / "metadata.json"
-        record = json.loads(path.read_text()) if path.exists() else {}
+        record = read_json_object(path)
         write_json(path, record | {"resume_level": self.level, "resume_level_reason": reason})
 
     def cut_episodes(self) -> None:

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import re
-import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,11 +22,12 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from rl_training.errors import CheckpointError, NonFiniteError, UsageError
+from rl_training.errors import CheckpointError, NonFiniteError, RLTrainingError, UsageError
 from rl_training.storage.files import (
     Bytes,
     fsync_directory,
     make_directory,
+    open_ordinary,
     parse_json,
     remove,
     save_error,
@@ -39,6 +39,7 @@ from rl_training.storage.files import (
 from rl_training.storage.manifest import (
     KINDS,
     MANIFEST_NAME,
+    MAX_ENV_STEPS,
     MAX_MANIFEST_BYTES,
     SUFFIXES,
     FileEntry,
@@ -109,10 +110,19 @@ class Checkpoint:
                 tensors = read_tensors(file, size)
             except ValueError as error:
                 raise damaged(self.path / f"{part}.safetensors", str(error)) from error
+        if part == "agent":
+            self._refuse_non_finite(part, tensors)
         try:
             return join(parse_json(structure_bytes), tensors)
         except (ValueError, CheckpointError) as error:
             raise damaged(self.path / f"{part}.json", str(error)) from error
+
+    def _refuse_non_finite(self, part: str, tensors: Mapping[str, Tensor]) -> None:
+        """Such weights are never written, and some networks fail with them in strange ways."""
+        try:
+            _check_finite(part, tensors, self.env_steps)
+        except NonFiniteError as error:
+            raise damaged(self.path / f"{part}.safetensors", str(error)[:200]) from error
 
     @contextmanager
     def _verified(self, part: str, suffix: str) -> Iterator[tuple[BufferedReader, int]]:
@@ -135,6 +145,25 @@ class Checkpoint:
             yield file, size
 
 
+@contextmanager
+def fitting(checkpoint: Checkpoint, part: str) -> Iterator[None]:
+    """Context in which a part is taken over; whatever fails is a CheckpointError that names it.
+
+    A forged part may fail in any way that Python knows, so nothing is left out.
+    """
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint.path}: {part}: {error}") from error
+    except RLTrainingError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"{checkpoint.path}: {part}: it does not fit ({type(error).__name__}: {error}); it was "
+            "written by another version or configuration, or changed since"
+        ) from error
+
+
 def write_checkpoint(
     checkpoints_dir: Path,
     *,
@@ -148,7 +177,7 @@ def write_checkpoint(
     One of the same kind and step is replaced; at every moment one of the two is there, whole.
     The part `agent` must be finite (NonFiniteError); trouble with the disk is a SaveError.
     """
-    if kind not in KINDS or type(env_steps) is not int or not 0 <= env_steps < 10**18:
+    if kind not in KINDS or type(env_steps) is not int or not 0 <= env_steps < MAX_ENV_STEPS:
         raise UsageError(f"expected a kind of {KINDS} and a step count, found {kind}, {env_steps}")
     encoded = {part: _encode_part(part, tree) for part, tree in parts.items()}
     if "agent" in encoded:
@@ -345,13 +374,9 @@ def _names(path: Path) -> list[str]:
 @contextmanager
 def _open_file(path: Path) -> Iterator[tuple[BufferedReader, int]]:
     """An ordinary file and its size; a link, a pipe or a device is refused unopened or unread."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        with os.fdopen(os.open(path, flags), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise damaged(path, "not an ordinary file")
-            yield file, status.st_size
+        with open_ordinary(path) as opened:
+            yield opened
     except OSError as error:
         reason = "a symbolic link" if path.is_symlink() else error.strerror
         raise damaged(path, f"cannot be read ({reason})") from error

@@ -15,15 +15,19 @@ import math
 import os
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from rl_training.errors import SaveError, UsageError
 
 TEMPORARY_PREFIX = ".rl-training-tmp-"
+MAX_RECORD_BYTES = 16 << 20
+"""Of the JSON or YAML that describes a run."""
 RETRY_DELAYS_S = (0.05, 0.2, 0.8)
 """Pauses before an input/output error (EIO) is tried again; network disks recover from many."""
 
@@ -71,6 +75,37 @@ def jsonable(value: object) -> object:
         f"expected numbers, strings, lists and dicts for a JSON file, found "
         f"{type(value).__name__}: convert it first"
     )
+
+
+@contextmanager
+def open_ordinary(path: Path) -> Iterator[tuple[BufferedReader, int]]:
+    """An ordinary file and its size; OSError for a link, a pipe or a device, which is not read.
+
+    A run directory may come from somebody else: a link would lead out of it, a pipe would hang.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not an ordinary file", str(path))
+        yield file, status.st_size
+
+
+def read_ordinary(path: Path, limit: int = MAX_RECORD_BYTES) -> bytes:
+    """The content of an ordinary file of at most `limit` bytes; otherwise OSError."""
+    with open_ordinary(path) as (file, size):
+        if size > limit:
+            raise OSError(errno.EFBIG, f"larger than {limit} bytes", str(path))
+        return file.read(limit)
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a record of a run; empty if there is none, or something else."""
+    try:
+        value = parse_json(read_ordinary(path))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def parse_json(data: bytes) -> Any:

@@ -20,6 +20,7 @@ MANIFEST_NAME = "manifest.json"
 FORMAT = "rl_training.checkpoint"
 VERSION = 2
 MAX_MANIFEST_BYTES = 16 << 20
+MAX_ENV_STEPS = 10**18
 SUFFIXES = (".json", ".safetensors")
 KINDS = ("step", "best")
 
@@ -104,7 +105,7 @@ def damaged(path: Path, reason: str) -> CheckpointError:
 def _canonical(body: Mapping[str, Any]) -> bytes:
     try:
         return (json.dumps(body, indent=1, allow_nan=False) + "\n").encode()
-    except ValueError:  # a number such as 1e999 was read as infinity
+    except (ValueError, RecursionError):  # 1e999 was read as infinity, or it is nested too deep
         return b""
 
 
@@ -117,8 +118,8 @@ def _manifest(body: dict[str, Any]) -> Manifest:
         raise ValueError("fields are missing or unknown")
     if type(body["version"]) is not int or body["kind"] not in KINDS:
         raise ValueError("unknown version or kind")
-    if type(body["env_steps"]) is not int or body["env_steps"] < 0:
-        raise ValueError("env_steps is not a natural number")
+    if type(body["env_steps"]) is not int or not 0 <= body["env_steps"] < MAX_ENV_STEPS:
+        raise ValueError(f"env_steps is not a natural number below {MAX_ENV_STEPS:.0e}")
     if not isinstance(body["info"], dict) or not isinstance(body["files"], dict):
         raise ValueError("info and files must be objects")
     files = {name: _entry(name, fields) for name, fields in body["files"].items()}

@@ -14,11 +14,20 @@ from types import TracebackType
 from typing import Any
 
 from rl_training.errors import CheckpointError, RunError
-from rl_training.storage.files import jsonable, save_error, with_retries, write_all
+from rl_training.storage.checks import saved_count, saved_number
+from rl_training.storage.files import (
+    jsonable,
+    open_ordinary,
+    read_ordinary,
+    save_error,
+    with_retries,
+    write_all,
+)
 
 logger = logging.getLogger("rl_training")
 
 METRICS_NAME = "metrics.jsonl"
+MAX_BYTES = 4 << 30
 _TAIL_BYTES = 1 << 16
 _START: Mapping[str, Any] = {"offset": 0, "global_step": 0, "wall_time_s": 0.0}
 
@@ -111,11 +120,15 @@ class MetricsLog:
 
 
 def _checked(position: Mapping[str, Any]) -> Mapping[str, Any]:
-    kinds = {name: type(value) for name, value in position.items()}
-    if kinds != {name: type(value) for name, value in _START.items()}:
-        raise CheckpointError(
-            f"metrics_log: expected {', '.join(_START)} as numbers, found {dict(position)}"
-        )
+    expected = f"metrics_log: expected {', '.join(_START)} as numbers, found"
+    if not isinstance(position, Mapping) or position.keys() != _START.keys():
+        raise CheckpointError(f"{expected} {position!r:.80}")
+    try:
+        saved_count(position, "offset")
+        saved_count(position, "global_step")
+        saved_number(position, "wall_time_s")
+    except CheckpointError as error:
+        raise CheckpointError(f"{expected} others ({error})") from error
     return position
 
 
@@ -126,7 +139,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """
     file = path / METRICS_NAME if path.is_dir() else path
     try:
-        lines = file.read_bytes().split(b"\n")[:-1]
+        lines = read_ordinary(file, limit=MAX_BYTES).split(b"\n")[:-1]
     except OSError as error:
         raise RunError(f"{file} cannot be read ({error.strerror}): check the path") from error
     return [_row(file, number, line) for number, line in enumerate(lines, start=1)]
@@ -136,8 +149,8 @@ def last_row(path: Path) -> dict[str, Any]:
     """The last complete row of a `metrics.jsonl`, read from its end; empty if there is none."""
     if not path.exists():
         return {}
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+    with open_ordinary(path) as (file, size):
+        file.seek(max(0, size - _TAIL_BYTES))
         lines = file.read().split(b"\n")
     return _row(path, len(lines), lines[-2]) if len(lines) > 1 else {}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import importlib.metadata
-import json
 import os
 import platform
 import re
@@ -18,14 +17,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from rl_training.errors import RunError, UsageError
-from rl_training.storage.files import fsync_directory, save_error, write_all
+from rl_training.errors import ConfigError, RunError, UsageError
+from rl_training.storage.files import (
+    fsync_directory,
+    parse_json,
+    read_json_object,
+    read_ordinary,
+    save_error,
+    write_all,
+)
 from rl_training.storage.metrics_log import METRICS_NAME, last_row
 
 LOCK_NAME = ".lock"
 METADATA_NAME = "metadata.json"
 SUMMARY_NAME = "summary.json"
 CONFIG_NAME = "config.yaml"
+
+MAX_NUMBER = 1e18
+"""Beyond it, or not finite, no count or return of a run can be."""
 
 N = TypeVar("N", int, float)
 
@@ -82,6 +91,16 @@ def _first_free(output_dir: Path, name: str) -> Path:
     raise RunError(f"{output_dir} holds {_MAX_ATTEMPTS} runs named {name}: choose another name")
 
 
+def refuse_links(run_dir: Path | None) -> None:
+    """Refuse to continue a run whose directories lie elsewhere: files there would be deleted."""
+    for name in ("checkpoints", "abandoned"):
+        if run_dir is not None and (run_dir / name).is_symlink():
+            raise RunError(
+                f"{run_dir / name} is a symbolic link; a run writes and deletes only in its own "
+                "directory: put a copy of what it leads to in its place"
+            )
+
+
 def remove_summary(run_dir: Path) -> None:
     """Remove what an earlier session wrote about the end of a run that goes on."""
     path = run_dir / SUMMARY_NAME
@@ -107,6 +126,9 @@ class RunLock:
             raise save_error(self._path, error) from error
         try:
             self._acquire(descriptor)
+        except OSError as error:  # a pipe or a device in its place
+            os.close(descriptor)
+            raise save_error(self._path, error) from error
         except BaseException:
             os.close(descriptor)
             raise
@@ -143,7 +165,8 @@ class RunLock:
 def is_locked(run_dir: Path) -> bool:
     """Whether a living process holds the RunLock of this directory."""
     try:
-        descriptor = os.open(run_dir / LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(run_dir / LOCK_NAME, flags)
     except OSError:
         return False
     try:
@@ -214,17 +237,17 @@ def with_session(
 
     How the run began stays; `sessions` and `resumed_from` get an entry each.
     """
-    try:
-        earlier = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        earlier = {}
-    if not isinstance(earlier, dict):
-        earlier = {}
+    earlier = read_json_object(path)
     metadata = {**session, **earlier}
-    metadata["sessions"] = [*earlier.get("sessions", []), dict(session)]
+    metadata["sessions"] = [*_entries(earlier, "sessions"), dict(session)]
     if resumed_from is not None:
-        metadata["resumed_from"] = [*earlier.get("resumed_from", []), dict(resumed_from)]
+        metadata["resumed_from"] = [*_entries(earlier, "resumed_from"), dict(resumed_from)]
     return metadata
+
+
+def _entries(metadata: Mapping[str, Any], name: str) -> list[Any]:
+    entries = metadata.get(name, [])
+    return entries if isinstance(entries, list) else []
 
 
 def usable_cpus() -> int:
@@ -329,14 +352,14 @@ def _run_info(path: Path) -> RunInfo:
         steps = summary or last_row(path / METRICS_NAME)
         return RunInfo(
             path=path,
-            algo=str(facts.get("algo", "")),
-            env_id=str(facts.get("env_id", "")),
+            algo=_text(facts.get("algo", "")),
+            env_id=_text(facts.get("env_id", "")),
             seed=_number(facts.get("seed"), int),
             env_steps=_number(steps.get("global_step"), int) or 0,
             status=_status(path, summary),
             eval_return_mean=_number(summary.get("eval_return_mean"), float),
         )
-    except (OSError, ValueError, RecursionError, RunError):
+    except (OSError, ValueError, RunError, ConfigError):
         return RunInfo(path=path)
 
 
@@ -353,7 +376,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file of a run; empty if there is no such file."""
     if not path.exists():
         return {}
-    value = json.loads(path.read_text(encoding="utf-8"))
+    value = parse_json(read_ordinary(path))
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds no JSON object")
     return value
@@ -362,16 +385,19 @@ def _read_object(path: Path) -> dict[str, Any]:
 def _read_config(path: Path) -> dict[str, Any]:
     if (path / METADATA_NAME).exists() or not (path / CONFIG_NAME).exists():
         return {}
-    import yaml  # only for a run that died before its metadata was written
+    # Only for a run that died before its metadata was written.
+    from rl_training.config.strict_yaml import parse_yaml
 
-    try:
-        config = yaml.safe_load((path / CONFIG_NAME).read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path / CONFIG_NAME} is not YAML") from error
-    return config if isinstance(config, dict) else {}
+    return parse_yaml(read_ordinary(path / CONFIG_NAME).decode(), CONFIG_NAME)[0]
+
+
+def _text(value: object) -> str:
+    """A name for a table; control characters would reach the terminal."""
+    text = str(value)[:200]
+    return text if text.isprintable() else ascii(text)
 
 
 def _number(value: object, kind: type[N]) -> N | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return kind(value)
+    return kind(value) if abs(value) < MAX_NUMBER else None

@@ -21,6 +21,8 @@ subclass declares only what it adds. A field is an attribute, or a property with
 - a dict, list, deque, tuple or NamedTuple of these: loaded item by item, and keys or length must
   agree. One that holds only numbers and text takes over any number of others instead.
 
+`state_counts` names those of the fields that count something: they are natural numbers, never None.
+
 What does not fit, is missing or is not declared raises a CheckpointError that names the field, as
 in `critic.optimizer.mean: expected ...`; the object is then of no more use. After loading, nothing
 is shared with the state that was loaded. A class that keeps values computed from its fields
@@ -60,6 +62,7 @@ class Stateful:
     """Base of classes whose state is the attributes named in `state_fields`."""
 
     state_fields: ClassVar[tuple[str, ...]] = ()
+    state_counts: ClassVar[tuple[str, ...]] = ()
     _state_attributes: ClassVar[dict[str, str]] = {}  # by key, the fields of the bases first
 
     def __init_subclass__(cls, **kwargs: object) -> None:
@@ -82,6 +85,8 @@ class Stateful:
         _with_keys(self._state_attributes, state, "")
         for key, name in self._state_attributes.items():
             before = getattr(self, name)
+            if name in self.state_counts and not _is_count(state[key]):
+                _refuse(key, "a natural number", state[key])
             value = _load(before, state[key], key)
             if value is not before:
                 setattr(self, name, value)
@@ -299,6 +304,10 @@ def _plain_copy(saved: object, path: str) -> Any:
     if not _is_plain(saved):
         _refuse(path, "numbers and text", saved)
     return saved
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**62
 
 
 def _kind(value: object) -> str | None:

@@ -94,8 +94,8 @@ def join(structure: Node, tensors: Mapping[str, Tensor]) -> StateTree:
     decoder = Decoder(tensors)
     try:
         tree = decoder.decode(structure)
-    except (ValueError, TypeError, LookupError, OverflowError, MemoryError, struct.error) as error:
-        raise CheckpointError(f"malformed state: {error}") from error
+    except Exception as error:  # a forged structure may fail in any way
+        raise CheckpointError(f"malformed state: {error!r}") from error
     if len(decoder.used) != len(tensors):
         raise CheckpointError("malformed state: it holds tensors that the structure does not name")
     return tree

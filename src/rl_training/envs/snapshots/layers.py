@@ -98,8 +98,15 @@ def _load_layer(
     decoder: ObjectDecoder, layer: Any, saved: dict[str, Node], skipped: frozenset[str]
 ) -> None:
     path = type(layer).__qualname__
-    if "state" in saved:
-        vars(layer).update(decoder.decode(saved["generator"], MISSING, path))
+    kind = "state" if has_state_methods(layer) else "attributes"
+    simulated = kind == "attributes" and _is_mujoco(layer)
+    if kind not in saved or ("mujoco" in saved) != simulated:
+        raise CheckpointError(f"{path} was saved in another way: expected its {kind}")
+    if kind == "state":
+        generator = decoder.decode(saved["generator"], MISSING, path)
+        if not isinstance(generator, dict) or not generator.keys() <= set(_GENERATOR):
+            raise CheckpointError(f"{path}: expected its generator, found {generator!r:.80}")
+        vars(layer).update(generator)
         layer.set_state(decoder.decode(saved["state"], MISSING, f"{path}.get_state()"))
         return
     if "mujoco" in saved:

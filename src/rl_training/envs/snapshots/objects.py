@@ -34,6 +34,7 @@ TABLE_DEPTH = 8  # deeper objects go to the table, as the codec limits nesting
 MAX_TUPLES = 20  # inside each other
 _MAX_CONSTANTS = 50_000
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+_CODE = (types.FunctionType, classmethod, staticmethod, types.MethodDescriptorType)
 
 
 class ObjectEncoder(Encoder):
@@ -42,6 +43,7 @@ class ObjectEncoder(Encoder):
     def __init__(self, layers: Sequence[object]) -> None:
         super().__init__()
         self._layers = {id(layer): index for index, layer in enumerate(layers)}
+        self._packages = classes.packages_of(layers) | classes.LIBRARIES
         self._nodes: dict[int, dict[str, Node]] = {}
         self._table: dict[int, str] = {}
         self._alive: list[object] = []  # an id is a name only while its object lives
@@ -151,7 +153,8 @@ class ObjectEncoder(Encoder):
         cls = type(value)
         if not classes.is_plain_class(cls):
             self.refuse(path, f"a {classes.type_name(cls)}")
-        return {"object": self._class(cls, path), "attributes": self.attributes(value, path)}
+        attributes = self.attributes(value, path)  # first: it may name what no package could mend
+        return {"object": self._class(cls, path), "attributes": attributes}
 
     def _class(self, cls: type, path: str) -> str:
         name = classes.class_name(cls)
@@ -159,6 +162,11 @@ class ObjectEncoder(Encoder):
             raise SnapshotUnavailable(
                 f"{path} is a {classes.type_name(cls)}; only classes outside the standard library "
                 "that have a global name and no __del__ can be made again from a file"
+            )
+        if name.partition(":")[0].partition(".")[0] not in self._packages:
+            raise SnapshotUnavailable(
+                f"{path} is a {classes.type_name(cls)}; only classes of a package that the "
+                "environment's modules belong to or import can be made again from a file"
             )
         return name
 
@@ -173,6 +181,7 @@ class ObjectDecoder(Decoder):
     def __init__(self, layers: Sequence[object], state: Encoded) -> None:
         super().__init__(state.arrays)
         self._layers = layers
+        self._packages = classes.packages_of(layers)
         self._shared: dict[str, Node] = state.node["shared"]
         self._restored: dict[str, Any] = {}
         self._taken = {id(layer) for layer in layers} | _module_constants(layers)
@@ -184,9 +193,9 @@ class ObjectDecoder(Decoder):
             "space": self._space,
             "named": self._named,
             "layer": lambda node, *_: self._layers[node["layer"]],
-            "enum": lambda node, *_: classes.find_member(node["enum"], node["member"]),
+            "enum": self._enum,
         }
-        self.make |= {"namespace": _make_namespace, "object": _make_object}
+        self.make |= {"namespace": _make_namespace, "object": self._make_object}
         self.fill |= {
             "namespace": lambda new, node, path: self.attributes(new, node["namespace"], path),
             "object": lambda new, node, path: self.attributes(new, node["attributes"], path),
@@ -202,6 +211,8 @@ class ObjectDecoder(Decoder):
         for name, node in nodes.items():
             in_slot = name in slots
             old = getattr(owner, name, MISSING) if in_slot else values.get(name, MISSING)
+            if name in skipped or (old is MISSING and hides_method(owner, name)):
+                raise CheckpointError(f"{path}.{name} is no state, and cannot have been saved")
             if old is MISSING and _is_program(node):
                 continue  # made when it is first needed, as a cached function is
             value = self.decode(node, old, f"{path}.{name}")
@@ -267,15 +278,42 @@ class ObjectDecoder(Decoder):
         if len(spaces) != len(node["space"]):
             raise CheckpointError(f"{path} was another space when saved than {old!r:.80}")
         for space, generator in zip(spaces, node["space"], strict=True):
-            space._np_random = self.decode(generator, space._np_random, path)
+            decoded: Any = self.decode(generator, space._np_random, path)
+            if not isinstance(decoded, np.random.Generator | None):
+                raise CheckpointError(f"{path}: the generator of a space is something else")
+            vars(space)["_np_random"] = decoded
         return old
 
     def _named(self, node: dict[str, Node], old: object, path: str) -> object:
-        cls = classes.find_class(node["named"])
+        cls = self._class(node["named"], type(old))
         if not (issubclass(cls, tuple) and hasattr(cls, "_fields")):
             raise CheckpointError(f"{path}: {node['named']!r} is not a named tuple")
         items = self.items(node["items"], old if isinstance(old, tuple) else (), path)
         return tuple.__new__(cls, items)
+
+    def _enum(self, node: dict[str, Node], old: object, _: str) -> object:
+        cls = self._class(node["enum"], type(old))
+        return classes.find_member(cls, node["member"])
+
+    def _make_object(self, node: dict[str, Node], old: object) -> object:
+        cls = self._class(node["object"], type(old))
+        if not classes.is_plain_class(cls):
+            raise CheckpointError(f"{node['object']!r:.80} is not a class with plain attributes")
+        return old if type(old) is cls else object.__new__(cls)
+
+    def _class(self, name: object, live: type) -> type:
+        """The class of that name: the one of the live value, or one of the environment's."""
+        if isinstance(name, str) and classes.class_name(live) == name:
+            return live
+        return classes.find_class(name, self._packages)
+
+
+def hides_method(owner: object, name: str) -> bool:
+    """Whether an attribute of that name would take the place of the owner's own code."""
+    for base in type(owner).__mro__:
+        if name in vars(base):
+            return isinstance(vars(base)[name], _CODE)
+    return False
 
 
 def _is_program(node: Node) -> bool:
@@ -289,13 +327,6 @@ def _check_there(old: object, path: str) -> None:
 
 def _make_namespace(_: dict[str, Node], old: object) -> types.SimpleNamespace:
     return old if type(old) is types.SimpleNamespace else types.SimpleNamespace()
-
-
-def _make_object(node: dict[str, Node], old: object) -> object:
-    cls = classes.find_class(node["object"])
-    if not classes.is_plain_class(cls):
-        raise CheckpointError(f"{node['object']!r} is not a class with plain attributes")
-    return old if type(old) is cls else object.__new__(cls)
 
 
 def _module_constants(layers: Sequence[object]) -> set[int]:

@@ -136,8 +136,17 @@ def load_vector_state(venv: VectorEnv[Any, Any, Any], state: StateTree) -> None:
     """
     with _misfit_reported(venv):
         layers = layers_of(venv)
+        before = _batches(layers[-1])
         _load_envs(layers[-1], state["envs"])
         load_layers(layers, state["vector"], _skipped(layers[-1]))
+        if _batches(layers[-1]) != before:
+            raise CheckpointError("the arrays of the vector environment have other shapes or types")
+
+
+def _batches(venv: VectorEnv[Any, Any, Any]) -> dict[str, tuple[Any, tuple[int, ...]]]:
+    """Type and shape of the arrays with an entry for each environment, which never change."""
+    held = vars(venv).items()
+    return {name: (x.dtype, x.shape) for name, x in held if isinstance(x, np.ndarray)}
 
 
 class ResumeLevel(NamedTuple):
