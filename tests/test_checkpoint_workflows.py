@@ -107,7 +107,7 @@ def test_a_run_that_is_killed_three_times_ends_as_if_never_killed(tmp_path: Path
         command.signal(signal.SIGKILL)
         assert command.wait() == -signal.SIGKILL
         seen = newest(run_dir)
-        words = ["resume", "--checkpoint", str(run_dir)]
+        words = ["resume", "--checkpoint", str(run_dir), "--trust"]
     gate.open()
     assert CommandLine(*words, output=tmp_path / "output.txt").wait() == 0
     assert final_state(run_dir) == final_state(reference)

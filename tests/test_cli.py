@@ -418,11 +418,12 @@ def test_a_run_ended_by_sigterm_is_resumed_to_the_same_end(tmp_path: Path, gate:
         stdout, stderr = process.communicate()
     assert process.returncode == 143
     assert "interrupted at step 130" in stdout
-    assert f"  rl-training resume --checkpoint {run_dir}" in stdout.splitlines()
+    # Its environment is a class of the tests, which nobody else's command would import unasked.
+    assert f"  rl-training resume --checkpoint {run_dir} --trust" in stdout.splitlines()
     assert f"saved {run_dir}/checkpoints/step_000000000130" in stderr
     assert "Traceback" not in stderr
     assert find_checkpoint(run_dir).env_steps == 130
-    resumed = invoke("resume", "--checkpoint", run_dir)
+    resumed = invoke("resume", "--checkpoint", run_dir, "--trust")
     assert resumed.exit_code == 0, resumed.output
     assert "resumed at step 130" in resumed.stderr
     assert "finished at step 240" in resumed.stdout
@@ -461,7 +462,7 @@ def test_a_run_in_progress_is_shown_as_running_and_cannot_be_resumed(
     command = start_gated(tmp_path, gate)
     run_dir = only_run(tmp_path / "runs")
     listed = invoke("list", tmp_path / "runs")
-    message = failure(invoke("resume", "--checkpoint", run_dir), 1)
+    message = failure(invoke("resume", "--checkpoint", run_dir, "--trust"), 1)
     gate.open()
     assert command.wait() == 0, command.text()
     assert re.search(r"processes:GateEnv .* 3 .* running", listed.stdout)
@@ -749,7 +750,7 @@ def test_an_environment_that_raises_exits_with_1(tmp_path: Path) -> None:
     assert "RuntimeError in step at vector step 60: the robot fell over" in message
     run_dir = only_run(tmp_path)
     assert f"The run directory is {run_dir}; step 59 of the run is saved in " in message
-    assert message.rstrip().endswith(f" resume --checkpoint {run_dir}")
+    assert message.rstrip().endswith(f" resume --checkpoint {run_dir} --trust")  # its own class
     (row,) = (line for line in invoke("list", tmp_path).stdout.splitlines() if str(run_dir) in line)
     assert re.search(r" 59 .* failed ", row)
 

@@ -177,7 +177,10 @@ class TestSingle:
             single(CountingEnv, lenght=3)
 
     def test_result_must_be_an_environment(self) -> None:
-        with pytest.raises(ConfigError, match=r"make_nothing made a builtins.str"):
+        with pytest.raises(ConfigError, match=r"made a builtins.str; expected a gymnasium.Env"):
+            single(lambda: "nothing")
+        wanted = "env_id: toy_envs:make_nothing is the function make_nothing; expected a class"
+        with pytest.raises(ConfigError, match=wanted):  # it says that it returns text
             single("toy_envs:make_nothing")
 
     def test_named_object_must_be_callable(self) -> None:
@@ -229,7 +232,7 @@ class TestWrappers:
             single(CountingEnv, {"FlattenObservation": {}, "TimeAwareObservation": {}})
 
     def test_result_must_be_an_environment(self) -> None:
-        with pytest.raises(ConfigError, match="made a str"):
+        with pytest.raises(ConfigError, match="wrappers: builtins:repr is the function repr; exp"):
             single(CountingEnv, "builtins:repr")
 
 

@@ -50,6 +50,10 @@ DeviceOption = Annotated[
     str | None,
     typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps; by default that of the run."),
 ]
+TrustOption = Annotated[
+    bool,
+    typer.Option("--trust", help="Use the code that the run's files name; only if you trust them."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
@@ -139,12 +143,18 @@ def train(
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, help="With --seeds: how many run at once.")
     ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option("--resume", help="Continue this run, which must be of this configuration."),
+    ] = None,
     debug: DebugOption = False,
 ) -> None:
     """Train an agent; with --seeds, one per seed."""
     with _reported(debug):
         if seed is not None and seeds is not None:
             raise UsageError("give --seed or --seeds, not both")
+        if resume is not None and seeds is not None:
+            raise UsageError("give --resume or --seeds, not both; --seeds continues its own runs")
         if jobs is not None and seeds is None:
             raise UsageError("--jobs goes with --seeds; a single run takes no jobs")
         from rl_training.experiment.registry import resolve_config
@@ -155,7 +165,7 @@ def train(
         ]
         loaded = resolve_config(config, overrides=[*(settings or ()), *overrides])
         if seeds is None:
-            _train_one(loaded.config, None)
+            _train_one(loaded.config, resume)
             return
         if loaded.origins["seed"] == "command line":
             raise UsageError("give --set seed=... or --seeds, not both")
@@ -172,6 +182,7 @@ def evaluate(
     ] = None,
     best: BestOption = False,
     device: DeviceOption = None,
+    trust: TrustOption = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -179,7 +190,7 @@ def evaluate(
     with _reported(debug):
         from rl_training.tools.show import show_evaluation
 
-        managed = _load(checkpoint, best, device)
+        managed = _load(checkpoint, best, device, trust)
         show_evaluation(managed.config, managed.evaluate(episodes, seed=seed), as_json=as_json)
 
 
@@ -191,13 +202,14 @@ def resume(
         typer.Option("--total-timesteps", min=1, help="A new absolute budget: an extension."),
     ] = None,
     device: DeviceOption = None,
+    trust: TrustOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Continue an interrupted run."""
     with _reported(debug):
         from rl_training.experiment.registry import open_checkpoint
 
-        found, config = open_checkpoint(checkpoint, parts=None)
+        found, config = open_checkpoint(checkpoint, parts=None, trust=trust)
         _show_skipped(found)
         given = {"total_timesteps": total_timesteps, "device": device}
         changes = {key: value for key, value in given.items() if value is not None}
@@ -224,6 +236,7 @@ def predict(
         typer.Option("--explain", help="Draw there what each action promises (report extra)."),
     ] = None,
     device: DeviceOption = None,
+    trust: TrustOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Print the action for an observation, as JSON."""
@@ -232,7 +245,7 @@ def predict(
 
         if explain is not None:
             check_explain(explain, observation)
-        managed = _load(checkpoint, best, device)
+        managed = _load(checkpoint, best, device, trust)
         show_actions(managed, observation, stochastic=stochastic, explain=explain)
 
 
@@ -390,6 +403,7 @@ def reproduce_evidence(
     jobs: JobsOption = 1,
     runs: RunsOption = Path("runs"),
     fresh: FreshOption = False,
+    trust: TrustOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Run a card again; exit code 0 if its figure is reached, 1 if not.
@@ -404,7 +418,9 @@ def reproduce_evidence(
         from rl_training.tools.evidence.show import show_reproduction
 
         path = find_card(card)
-        outcome = reproduce(path, seeds, jobs=jobs, runs=runs, fresh=fresh, report=typer.echo)
+        outcome = reproduce(
+            path, seeds, jobs=jobs, runs=runs, fresh=fresh, trust=trust, report=typer.echo
+        )
         show_reproduction(outcome)
         raise typer.Exit(0 if outcome.passed else 1)
 
@@ -442,11 +458,11 @@ def _train_one(config: TrainConfig, checkpoint: Path | None) -> None:
     try:
         result = train_config(config, callbacks=[console], resume=checkpoint)
     except TrainingInterrupted as interrupt:
-        show_result(interrupt.result)
+        show_result(interrupt.result, config)
         raise
     finally:
         console.close()
-    show_result(result)
+    show_result(result, config)
 
 
 def _train_seeds(config: TrainConfig, seeds: str, jobs: int) -> None:
@@ -469,13 +485,13 @@ def _train_seeds(config: TrainConfig, seeds: str, jobs: int) -> None:
         raise typer.Exit(1)
 
 
-def _load(path: Path, best: bool, device: str | None) -> ManagedAlgorithm:
+def _load(path: Path, best: bool, device: str | None, trust: bool) -> ManagedAlgorithm:
     from rl_training.api.managed import load_any
     from rl_training.experiment.registry import open_checkpoint
 
-    checkpoint, _ = open_checkpoint(path, best=best)
+    checkpoint, _ = open_checkpoint(path, best=best, trust=trust)
     _show_skipped(checkpoint)
-    return load_any(checkpoint.path, device=device)
+    return load_any(checkpoint.path, device=device, trust=trust)
 
 
 def _show_skipped(checkpoint: Checkpoint) -> None:

@@ -9,6 +9,7 @@ RLTrainingError
 ├── EnvError                the environment raised, or broke its own contract
 ├── NonFiniteError          NaN or infinity in observations, rewards, losses or weights
 ├── CheckpointError         a checkpoint is missing, damaged or belongs to something else
+│   └── TrustError          it names code of somebody else, and nobody said to trust it
 ├── RunError                a run directory cannot be used (locked, unfinished, ...)
 └── SaveError               something could not be written (exit code 3)
 """
@@ -57,6 +58,10 @@ class NonFiniteError(RLTrainingError):
 
 class CheckpointError(RLTrainingError):
     """A checkpoint is missing, damaged, or does not fit what it is loaded into."""
+
+
+class TrustError(CheckpointError):
+    """A saved run names code that is not this package's; the caller passes it, or says to trust."""
 
 
 class RunError(RLTrainingError):

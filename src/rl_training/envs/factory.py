@@ -15,7 +15,7 @@ import gymnasium as gym
 import gymnasium.wrappers
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
-from rl_training.config.imports import import_module, import_object
+from rl_training.config.imports import import_factory, import_module
 from rl_training.envs.snapshots.vector import SnapshotEnvMaker
 from rl_training.envs.vector_envs import OneOfVector, QuickSyncVectorEnv
 from rl_training.errors import (
@@ -146,7 +146,7 @@ def _native(
         )
     module, colon, name = source.partition(":")
     if colon:
-        _registering_module(module)
+        _import_registering(module, name)
     return _make_native(name if colon else source, num_envs, env_kwargs)
 
 
@@ -156,16 +156,40 @@ def _build(source: str | Callable[..., Env], kwargs: dict[str, Any]) -> object:
     module_name, colon, name = source.partition(":")
     if not colon:
         return _make_registered(source, kwargs)
+    if not _is_attribute(name):  # Gymnasium's own `module:Env-v0`
+        _import_registering(module_name, name)
+        return _make_registered(name, kwargs)
     module = _registering_module(module_name)
     if name in gym.registry and not hasattr(module, name):
-        return _make_registered(name, kwargs)  # Gymnasium's own `module:Env-v0`
-    return _call(import_object(source), source, kwargs)
+        return _make_registered(name, kwargs)
+    return _call(import_factory("env_id", source, gym.Env, VectorEnv), source, kwargs)
+
+
+def is_registered_id(module: str, name: str) -> bool:
+    """Whether `module:Env-v0` is an id of a module that is known, or was imported by the caller.
+
+    A name that could be an attribute of the module is none.
+    """
+    if _is_attribute(name):
+        return False
+    return module in _MODULES or (module in sys.modules and name in gym.registry)
+
+
+def _is_attribute(name: str) -> bool:
+    return all(part.isidentifier() for part in name.split("."))
+
+
+def _import_registering(module: str, name: str) -> None:
+    """Import a module unless it has registered the id already."""
+    if module in _MODULES or not is_registered_id(module, name):
+        _registering_module(module)
 
 
 def _registering_module(name: str) -> ModuleType:
     """Import a module that registers environments."""
     try:
-        return import_module(name)
+        # One that is known is an installed package; a file of its name here must not take its part.
+        return import_module(name, local=name not in _MODULES)
     except ConfigError as error:
         if name in _MODULES and isinstance(error.__cause__, ModuleNotFoundError):
             raise MissingExtra(
@@ -289,7 +313,8 @@ def _check_arguments(make: Callable[..., Any], name: str, kwargs: dict[str, Any]
 def _wrap(env: Env, wrapper: Wrapper) -> Env:
     name, kwargs = (wrapper, {}) if isinstance(wrapper, str) else _only_item(wrapper)
     try:
-        make = import_object(name) if ":" in name else _wrapper_class(name)
+        path = ":" in name
+        make = import_factory("wrappers", name, gym.Wrapper) if path else _wrapper_class(name)
         wrapped = make(env, **kwargs)
     except RLTrainingError:
         raise

@@ -22,11 +22,11 @@ from rl_training.errors import CheckpointError, ConfigError, UsageError
 from rl_training.experiment.registry import get_spec, resolve_config
 from rl_training.experiment.result import ExperimentInterrupted, ExperimentResult, SeedResult
 from rl_training.runtime.process import Interrupts
-from rl_training.runtime.resume import unserialized_objects
 from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.spec_table import portable_name
+from rl_training.runtime.trust import markers
 from rl_training.storage.checkpoints import find_checkpoint
-from rl_training.storage.files import save_error, write_atomic, write_json
+from rl_training.storage.files import read_json_object, save_error, write_atomic, write_json
 from rl_training.storage.runs import RunLock, is_locked, slug, usable_cpus
 
 __all__ = [
@@ -145,12 +145,11 @@ class ExperimentManager:
     def _start(self, seed: int) -> subprocess.Popen[bytes]:
         outcome = self._outcome(seed)
         command = [sys.executable, "-m", "rl_training"]
-        if outcome.status == "interrupted":
-            command += ["resume", "--checkpoint", str(outcome.run_dir)]
-        else:
-            command += ["train", "--config", str(self.directory / CONFIG_NAME)]
-            command += ["--seed", str(seed), "--output-dir", str(self.directory)]
-            command += ["--set", f"run_name=seed-{seed}"]
+        command += ["train", "--config", str(self.directory / CONFIG_NAME)]
+        command += ["--seed", str(seed), "--output-dir", str(self.directory)]
+        command += ["--set", f"run_name=seed-{seed}"]
+        if outcome.status == "interrupted":  # with our configuration, not the one it was saved with
+            command += ["--resume", str(outcome.run_dir)]
         verb = "resuming" if outcome.status == "interrupted" else "starting"
         self.report(f"seed {seed}: {verb}")
         # What can be imported here can be imported there.
@@ -206,7 +205,7 @@ class ExperimentManager:
         """What is on disk for a seed: finished beats running beats interrupted beats nothing."""
         found = SeedResult(seed, "missing", None, {})
         for run_dir in sorted(self._run_dirs(seed), key=os.path.getmtime):
-            summary = _read_summary(run_dir)
+            summary = read_json_object(run_dir / "summary.json")
             if summary.get("status") == "finished":
                 return SeedResult(seed, "finished", run_dir, summary)
             if is_locked(run_dir):
@@ -247,7 +246,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def _refuse_objects(plain: dict[str, Any]) -> None:
-    for key, value in unserialized_objects(plain):
+    for key, value in markers(plain):
         raise ConfigError(
             f"{key}: seeds run in processes of their own, which cannot receive {value}; give an "
             "importable package.module:name"
@@ -261,14 +260,6 @@ def _refuse_registered_only(spec: AlgorithmSpec) -> None:
             "algorithm registered in this one; put its spec into a module and give "
             "package.module:SPEC"
         )
-
-
-def _read_summary(run_dir: Path) -> dict[str, Any]:
-    try:
-        summary = json.loads((run_dir / "summary.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return summary if isinstance(summary, dict) else {}
 
 
 def _has_checkpoint(run_dir: Path) -> bool:

@@ -32,6 +32,7 @@ from rl_training.runtime.progress import Progress
 from rl_training.runtime.seeding import derive_seed, env_seeds, seed_global_generators
 from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.training_run import TrainingRun
+from rl_training.storage.checkpoints import Checkpoint
 from rl_training.storage.metrics_log import MetricsLog
 
 logger = logging.getLogger("rl_training")
@@ -45,6 +46,7 @@ class RunPlan:
     config: TrainConfig
     hyper: HyperParameters
     callbacks: Sequence[Callback]
+    checkpoint: Checkpoint | None = None
 
 
 class Environments:
@@ -140,7 +142,7 @@ def build(plan: RunPlan) -> Components:
         spaces = envs.single_observation_space, envs.single_action_space
         check_spaces(plan.spec, environments.name, *spaces)
         adapter = SpaceAdapter(environments.name, *spaces, frames=stacked_frames(envs))
-        agent = build_agent(plan.spec, plan.config, plan.hyper, adapter)
+        agent = build_agent(plan.spec, plan.config, plan.hyper, adapter, plan.checkpoint)
         buffer = plan.spec.component("buffer").build(
             adapter.spec,
             plan.hyper,

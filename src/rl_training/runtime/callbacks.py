@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rl_training.config.imports import import_object
+from rl_training.config.imports import import_factory
 from rl_training.errors import ConfigError, RLTrainingError, did_you_mean
 from rl_training.runtime.evaluator import Evaluation
 from rl_training.runtime.progress import Every
@@ -59,6 +59,8 @@ class StopOnReturn(Callback):
     """Ends the run when the mean evaluation return reaches `threshold`."""
 
     def __init__(self, threshold: float) -> None:
+        if isinstance(threshold, bool) or not isinstance(threshold, int | float):
+            raise ValueError(f"threshold: expected a number, found {threshold!r}")
         self.threshold = threshold
 
     def on_evaluation(self, run: TrainingRun, evaluation: Evaluation) -> None:
@@ -90,8 +92,9 @@ def _build(name: str, arguments: Mapping[str, Any]) -> Callback:
             f"callbacks: expected {', '.join(PACKAGED)} or package.module:Class, found {name!r}"
             f"{did_you_mean(name, PACKAGED)}"
         )
+    make = import_factory("callbacks", PACKAGED.get(name, name), Callback)
     try:
-        callback = import_object(PACKAGED.get(name, name))(**arguments)
+        callback = make(**arguments)
     except RLTrainingError:
         raise
     except Exception as error:

@@ -113,15 +113,18 @@ def resume_entry(
     checkpoint: Checkpoint, config: TrainConfig, session: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What metadata.json says about a resume; `session` is what it says about the new session."""
-    planned = checkpoint.info["config"]["total_timesteps"]
-    entry = {"checkpoint": checkpoint.path.name, "exact": checkpoint.info["exact"]}
+    from rl_training.runtime.saved_info import saved_info  # here, as it waits for torch
+
+    info = saved_info(checkpoint)
+    planned = info.config.get("total_timesteps")
+    entry: dict[str, Any] = {"checkpoint": checkpoint.path.name, "exact": info.exact}
     if planned != config.total_timesteps:
         # Schedules depend on the planned total: an extension is not an exact continuation.
         entry |= {"exact": False, "extended": {"from": planned, "to": config.total_timesteps}}
     changed = {
-        key: {"from": checkpoint.info[key], "to": session[key]}
+        key: {"from": getattr(info, key), "to": session[key]}
         for key in ROUNDING_KEYS
-        if key in checkpoint.info and key in session and checkpoint.info[key] != session[key]
+        if key in info.model_fields_set and key in session and getattr(info, key) != session[key]
     }
     if changed:
         entry |= {"exact": False, "changed": changed}
@@ -151,6 +154,8 @@ def failure(run: TrainingRun, error: Exception) -> Exception:
 
 
 def _recovery_hint(run: TrainingRun) -> str:
+    from rl_training.runtime.trust import trust_option  # here, as it knows the callbacks
+
     where, trouble = f"The run directory is {run.directory}", ""
     try:
         run.save_after_failure()
@@ -159,7 +164,7 @@ def _recovery_hint(run: TrainingRun) -> str:
     path, step = run.checkpoint_path, run.saved_at
     if path is None:
         return f"{where}; it holds no checkpoint{trouble}."
-    command = command_line("resume", "--checkpoint", run.directory)
+    command = command_line("resume", "--checkpoint", run.directory, *trust_option(run.config))
     return f"{where}; step {step} of the run is saved in {path}{trouble}. Go on with: {command}"
 
 

@@ -27,12 +27,13 @@ from rl_training.runtime.resume import (
     run_directory_of,
     saved_loop,
 )
+from rl_training.runtime.saved_info import saved_info
 from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.spec_table import portable_name
 from rl_training.runtime.training_run import TrainingRun
 from rl_training.storage.checkpoints import set_aside_newer
 from rl_training.storage.metrics_log import MetricsLog
-from rl_training.storage.runs import RunLock, create_run_directory, default_run_name
+from rl_training.storage.runs import RunLock, create_run_directory, default_run_name, refuse_links
 
 logger = logging.getLogger("rl_training")
 
@@ -73,20 +74,23 @@ def train(
     config = config.with_changes(
         algo=portable_name(spec) or spec.name, algo_kwargs=hyper.model_dump()
     )
-    callbacks = (*configured_callbacks(config.callbacks), *_checked_callbacks(callbacks))
-    plan = RunPlan(spec=spec, config=config, hyper=hyper, callbacks=callbacks)
     refuse_unserialized(config)
+    callbacks = (*configured_callbacks(config.callbacks), *_checked_callbacks(callbacks))
     keep_freed_memory()
     checkpoint = None if resume is None else checkpoint_to_resume(resume, config, spec)
+    plan = RunPlan(
+        spec=spec, config=config, hyper=hyper, callbacks=callbacks, checkpoint=checkpoint
+    )
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
-        stack.enter_context(threads(config, checkpoint.info.get("threads") if checkpoint else None))
+        stack.enter_context(threads(config, saved_info(checkpoint).threads if checkpoint else None))
         components = build(plan)
         stack.callback(components.close)
         num_envs = components.collector.num_envs
         updates = spec.loop.planned_updates(hyper, config.total_timesteps, num_envs)
         set_execution(components.agent.algorithm, config, hyper.batch_size, updates, checkpoint)
         run_directory = run_directory_of(checkpoint) if checkpoint else None
+        refuse_links(run_directory)
         directory = run_directory or _new_directory(spec, config)
         stack.enter_context(RunLock(directory))
         saved_log = saved_loop(checkpoint)["metrics_log"] if checkpoint and run_directory else None
