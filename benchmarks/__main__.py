@@ -2,8 +2,10 @@
 
 Besides `run`, which is the default: `table` prints a results file as the documentation's tables,
 `picture` draws it, `scaling` measures how the cost grows with batch, width and number of
-environments, `compare` measures another checkout of this repository beside this one, and `custom`
-the updates of a custom network and a custom loss beside plain torch.
+environments, `compare` measures another checkout of this repository beside this one, `custom` the
+updates of a custom network and a custom loss beside plain torch, `workers` environments in worker
+processes beside Gymnasium's, and `checkpoints` what one costs by the size of the replay memory and
+by what is new in it.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +26,11 @@ from rich.console import Console
 from benchmarks.compare import checkout_of, comparison_table, sides
 from benchmarks.parts import ensemble_times, update_times
 from benchmarks.peers import OURS, PEERS, ROOT, Library, interpreter, interpreters
-from benchmarks.pictures import draw_scaling, draw_speeds
+from benchmarks.pictures import draw_checkpoints, draw_scaling, draw_speeds
 from benchmarks.runner import Record, machine, measure_all, measure_limits, prepare, run_json
 from benchmarks.scaling import measure_scaling
 from benchmarks.summary import (
+    checkpoints_table,
     console_table,
     custom_table,
     failures,
@@ -37,7 +41,9 @@ from benchmarks.summary import (
     replay_table,
     scaling_failures,
     summarise,
+    workers_table,
 )
+from benchmarks.workers import steps_per_second
 from benchmarks.workloads import WORKLOADS, BenchmarkError, chosen
 from rl_training.storage.runs import git_state
 
@@ -78,9 +84,16 @@ def parser() -> argparse.ArgumentParser:
     replay = commands.add_parser("replay", help="memory and sampling of stacked images")
     replay.add_argument("--transitions", type=int, default=100_000, help="default: %(default)s")
     replay.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
-    for command in (run, scaling, compare, custom, replay):
+    workers = commands.add_parser("workers", help="environments in worker processes")
+    workers.add_argument("--env", default="CartPole-v1", help="default: %(default)s")
+    workers.add_argument("--num-envs", type=int, default=8, help="default: %(default)s")
+    workers.add_argument("--rounds", type=int, default=15, help="default: %(default)s")
+    workers.add_argument("--steps", type=int, default=1000, help="of all; default: %(default)s")
+    saves = commands.add_parser("checkpoints", help="cost by replay memory and by what is new")
+    saves.add_argument("--scale", type=float, default=1.0, help="of the replay memories")
+    for command in (run, scaling, compare, custom, replay, workers, saves):
         command.add_argument("--output", type=Path, default=RESULTS, help="a folder")
-    for command in (run, scaling, compare, custom, parts, replay):
+    for command in (run, scaling, compare, custom, parts, replay, saves):
         command.add_argument("--core", type=int, help="to run on; default: the last one")
     commands.add_parser("threads", help="one thread or several, by width and batch")
     commands.add_parser("ensemble", help="an update of REDQ by its number of critics")
@@ -309,6 +322,48 @@ def replay(args: argparse.Namespace) -> int:
     return 0
 
 
+def workers(args: argparse.Namespace) -> int:
+    """Measure environments in worker processes beside Gymnasium's, print and save it."""
+    if min(args.num_envs, args.rounds, args.steps) < 1:
+        raise BenchmarkError("--num-envs, --rounds and --steps must be at least 1")
+    results = header(args, None)  # on all cores: the workers are what is measured
+    results |= {"env_id": args.env, "num_envs": args.num_envs, "rounds": args.rounds}
+    results["steps_per_second"] = steps_per_second(
+        args.env, args.num_envs, rounds=args.rounds, steps=args.steps
+    )
+    save(results, args.output, f"workers-{dated(results)}")
+    path = save(results, args.output, "workers-latest")
+    print(workers_table(results))
+    print(f"written: {path}")
+    return 0
+
+
+def checkpoints(args: argparse.Namespace) -> int:
+    """Measure what checkpoints cost, print, save and draw it."""
+    from benchmarks.checkpoints import CASES  # here, as it waits for torch
+
+    if not 0.001 <= args.scale <= 1:
+        raise BenchmarkError("--scale must be from 0.001 to 1")
+    core = prepare(args.core)
+    results = header(args, core) | {"cases": []}
+    for kind, capacity, new in CASES:
+        wanted = {
+            "kind": kind,
+            "capacity": int(capacity * args.scale),
+            "new": [max(1, int(count * args.scale)) for count in new],
+        }
+        results["cases"].append(run_json(interpreter(OURS), "benchmarks.checkpoints", wanted))
+    save(results, args.output, f"checkpoints-{dated(results)}")
+    path = save(results, args.output, "checkpoints-latest")
+    print(checkpoints_table(results))
+    written = path.name
+    if find_spec("matplotlib"):
+        draw_checkpoints(results, path.with_suffix(".png"))
+        written += f" and {path.with_suffix('.png').name}"
+    print(f"written: {path.parent / written}")
+    return 0
+
+
 def load(path: Path) -> dict[str, Any]:
     """A results file."""
     try:
@@ -344,6 +399,8 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "custom": custom,
     "parts": parts,
     "replay": replay,
+    "workers": workers,
+    "checkpoints": checkpoints,
     "threads": lambda _: threads(),
     "ensemble": lambda _: ensemble(),
 }

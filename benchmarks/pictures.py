@@ -116,3 +116,29 @@ def draw_scaling(results: Mapping[str, Any], path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=160)
     pyplot.close(figure)
+
+
+def draw_checkpoints(results: Mapping[str, Any], path: Path) -> None:
+    """Bytes written and time taken over what is new, a line for each replay memory."""
+    pyplot = _pyplot()
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(8.4, 3.2))
+    for case, colour in zip(results["cases"], _COLOURS, strict=False):
+        saves = case["saves"][1:]
+        new = [each["new_bytes"] / 2**20 for each in saves]
+        style = {"color": colour, "marker": "o"}
+        label = f"{case['capacity']:,} x {case['kind']}"
+        left.plot(new, [each["written_bytes"] / 2**20 for each in saves], label=label, **style)
+        right.plot(new, [1e3 * each["total_wall_s"] for each in saves], **style)
+        blocked = [1e3 * each["blocked_cpu_s"] for each in saves]
+        right.plot(new, blocked, linestyle="--", **style)
+    left.set_ylabel("written, MiB")
+    right.set_ylabel("ms: until it is there; dashed: training blocked")
+    for axes in (left, right):
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel("new since the last checkpoint, MiB")
+        axes.grid(True, which="major", color="#eeeeee")
+    left.legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=160)
+    pyplot.close(figure)

@@ -263,6 +263,35 @@ def replay_table(results: Results) -> str:
     return "\n".join([*markdown(header, rows), "", text])
 
 
+def checkpoints_table(results: Results) -> str:
+    """What checkpoints cost, the first of a full replay memory and later ones, and resuming."""
+    rows, resumed = [], []
+    for case in results["cases"]:
+        title = f"{case['capacity']:,} x {case['kind']}"
+        for number, each in enumerate(case["saves"]):
+            rows.append(
+                [
+                    title,
+                    "all" if number == 0 else f"{each['new']:,}",
+                    f"{each['new_bytes'] / 2**20:,.1f}",
+                    f"{each['written_bytes'] / 2**20:,.1f}",
+                    f"{each['written_bytes'] / each['new_bytes'] - 1:.2%}",
+                    f"{1e3 * each['blocked_cpu_s']:.1f}",
+                    f"{1e3 * each['total_wall_s']:,.0f}",
+                ]
+            )
+        of_replay = f"{case['resume']['peak_of_replay']:.2f}"
+        resumed.append(f"{of_replay} of the replay memory ({title})")
+    names = ["replay memory", "new rows", "new, MiB", "written, MiB", "more than new"]
+    names += ["training blocked, ms of CPU", "until it is there, ms"]
+    text = (
+        f"Peak memory of a resume: {', '.join(resumed)}. With `{results['command']}` on "
+        f"{results['machine']['cpu']}, {results['date'][:10]}, load average before it "
+        f"{results['load_average']:.1f}."
+    )
+    return "\n".join([*markdown(names, rows), "", text])
+
+
 def _with_spread(numbers: Sequence[float], form: str) -> str:
     """The median, with the lowest and the highest."""
     middle, low, high = (format(x, form) for x in (median(numbers), min(numbers), max(numbers)))
@@ -300,6 +329,23 @@ def custom_table(results: Results) -> str:
         f"the highest; processor time of 1 thread on {results['machine']['cpu']}."
     )
     return "\n".join(lines)
+
+
+def workers_table(results: Results) -> str:
+    """Steps per second of both vector environments, and their ratio."""
+    found: dict[str, list[float]] = results["steps_per_second"]
+    ours, other = found.values()
+    ratio = _ratio(ours, other)
+    rows = [[kind, f"{median(speeds):,.0f}"] for kind, speeds in found.items()]
+    return "\n".join(
+        [
+            *markdown([f"{results['env_id']} x {results['num_envs']}", "steps per second"], rows),
+            "",
+            f"Ours is {times(ratio)} times as fast. Medians of {results['rounds']} rounds in turns "
+            f"with the lowest and the highest; wall time, {results['machine']['cpu']}, "
+            f"load average before it {results['load_average']:.1f}.",
+        ]
+    )
 
 
 def _ratio(reference: Sequence[float], taken: Sequence[float]) -> Spread | None:

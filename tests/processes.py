@@ -53,6 +53,10 @@ def wait_until_noted(pid: int) -> None:
     time.sleep(0.1)  # the handler that noted it has to return, or the next signal interrupts it
 
 
+BEYOND_PROBE = 160
+"""More steps of a GateEnv than finding the resume level takes, in two stints of an episode each."""
+
+
 class GateEnv(RandomWalkEnv):
     """A walk that waits in its step number `at` for as long as there is a file `gate`.
 
@@ -125,6 +129,10 @@ class WarmPopen:
     def __init__(self, command: Sequence[str], *, stdout: Any, **_: Any) -> None:
         assert command[:3] == [sys.executable, "-m", "rl_training"]
         self._command = CommandLine(*command[3:], output=stdout.name)
+
+    @property
+    def pid(self) -> int:
+        return self._command.pid
 
     def poll(self) -> int | None:
         return self._command.process.exitcode

@@ -34,6 +34,7 @@ from rl_training.config.actor_critic import DrQConfig
 from rl_training.config.ppo import PPOConfig
 from rl_training.config.value_based import C51Config, DQNConfig, QRDQNConfig
 from rl_training.data.types import Batch, Clock, EnvSpec, Rollout
+from rl_training.errors import DivergenceError
 from rl_training.experiment.registry import get_spec
 from rl_training.fast import images
 from rl_training.fast.accelerate import accelerate, has_loss_kernels, learns_with_kernels
@@ -258,15 +259,16 @@ def test_a_target_kl_ends_an_update_with_kernels_too() -> None:
 
 
 @pytest.mark.parametrize("kernels", [True, False])
-def test_numbers_that_are_not_finite_pass_through_without_a_warning(kernels: bool) -> None:
+def test_numbers_that_are_not_finite_are_named_without_a_warning(kernels: bool) -> None:
     agents = {"dqn": make_value_based(), "sac": make_soft("sac"), "ppo": make_ppo()}
     data = {"dqn": transitions(0), "sac": soft_transitions(0), "ppo": rollout("discrete", 0)}
     for name, agent in agents.items():
         if kernels:
             accelerate(agent)
         data[name].reward[3] = float("nan")
-        metrics = agent.update(data[name], Clock(0, 100)).metrics
-        assert torch.isnan(metrics["critic_loss" if name == "sac" else "loss"])
+        metric = {"dqn": "loss", "sac": "critic_loss", "ppo": "(policy_)?loss"}[name]
+        with pytest.raises(DivergenceError, match=f"training metric '{metric}'"):
+            agent.update(data[name], Clock(0, 100))
 
 
 # Acting.

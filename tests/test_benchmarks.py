@@ -680,6 +680,19 @@ def test_custom_parts_are_told_beside_plain_torch(
         assert problem in capsys.readouterr().err
 
 
+def test_environments_in_workers_are_measured_in_turns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--num-envs", "2", "--rounds", "3", "--steps", "20", "--output"]
+    assert main(["workers", *options, str(tmp_path)]) == 0
+    saved = json.loads((tmp_path / "workers-latest.json").read_text())
+    ours, gymnasium = saved["steps_per_second"].values()
+    ratios = sorted(mine / theirs for mine, theirs in zip(ours, gymnasium, strict=True))
+    low, middle, high = (f"{ratio:.2f}" for ratio in ratios)
+    assert f"Ours is {middle} ({low} to {high}) times as fast" in capsys.readouterr().out
+    assert main(["workers", "--rounds", "0"]) == 2
+
+
 # Names, records and processes.
 
 
@@ -904,6 +917,33 @@ def test_replay_memory_of_stacked_images() -> None:
     # 17 episodes of 250 steps; resident memory comes in pages.
     assert 0.98 < found["frames"] < 1.06
     assert found["sampled_per_s"] > 100
+
+
+def test_checkpoints_are_measured_by_what_is_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from benchmarks.checkpoints import measure
+
+    threads = torch.get_num_threads()
+    try:
+        monkeypatch.setattr(commands, "run_json", lambda _, __, wanted: measure(**wanted))
+        monkeypatch.setattr(commands, "prepare", lambda core: core)
+        monkeypatch.setattr(commands, "interpreter", lambda library: Path(library.name))
+        assert commands.main(["checkpoints", "--scale", "0.002", "--output", str(tmp_path)]) == 0
+    finally:
+        torch.set_num_threads(threads)
+    assert "| 2,000 x 17 floats | all | 4.0 | 4.0 |" in capsys.readouterr().out
+    saved = json.loads((tmp_path / "checkpoints-latest.json").read_text())
+    case = saved["cases"][1]
+    assert [each["new"] for each in case["saves"]] == [2_000, 2, 20, 200, 2_000]
+    # Numbers of the networks, and rows of 17 + 6 + 2 floats and a flag.
+    assert [each["new_bytes"] for each in case["saves"]] == [
+        4_000_000 + 101 * new for new in (2_000, 2, 20, 200, 2_000)
+    ]
+    for each in case["saves"]:
+        assert 0 < each["written_bytes"] - each["new_bytes"] < 0.02 * each["new_bytes"]
+    assert (tmp_path / "checkpoints-latest.png").exists()
+    assert commands.main(["checkpoints", "--scale", "2"]) == 2
 
 
 def test_replay_is_measured_in_turns(

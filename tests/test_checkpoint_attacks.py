@@ -299,10 +299,10 @@ def test_a_forged_checkpoint_is_refused_and_nothing_is_run(
     assert not (path.parent / "executed").exists()
 
 
-@pytest.mark.parametrize(("version", "remedy"), [(1, "Use the rl-training that"), (3, "Upgrade")])
+@pytest.mark.parametrize(("version", "remedy"), [(2, "Use the rl-training that"), (4, "Upgrade")])
 def test_another_format_names_the_version_to_use(path: Path, version: int, remedy: str) -> None:
-    _replace(path, b'"version": 2', f'"version": {version}'.encode())
+    _replace(path, b'"version": 3', f'"version": {version}'.encode())
     with pytest.raises(
-        CheckpointError, match=rf"format version {version}.*reads version 2\. {remedy}"
+        CheckpointError, match=rf"format version {version}.*reads version 3\. {remedy}"
     ):
         Checkpoint.open(path)

@@ -8,18 +8,26 @@ import os
 import random
 import resource
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from rl_training.errors import SaveError
+from rl_training.errors import CheckpointError, SaveError
 from rl_training.storage import files
-from rl_training.storage.checkpoints import Checkpoint, find_checkpoint, write_checkpoint
+from rl_training.storage.checkpoints import (
+    Checkpoint,
+    despite_pruning,
+    find_checkpoint,
+    prune,
+    write_checkpoint,
+)
 from rl_training.storage.tree import tree_hash
 
 
@@ -92,6 +100,7 @@ def test_a_full_disk_loses_nothing_and_names_the_bytes(
 ) -> None:
     write(tmp_path, 100)
     with monkeypatch.context() as patch:
+        patch.setattr(time, "sleep", lambda _: None)
         patch.setattr(os, "write", _failing(os.write, errno.ENOSPC, math.inf, after=after))
         if after < 7:
             with pytest.raises(SaveError, match=r"step_000000000200.*\d+ bytes needed, \d+ free"):
@@ -116,7 +125,7 @@ def test_bytes_needed_is_the_size_of_the_data(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("call", ["write", "fsync", "rename"])
 @pytest.mark.parametrize(("times", "saved"), [(1, True), (3, True), (4, False)])
-def test_an_input_output_error_is_tried_again_three_times(
+def test_a_transient_error_is_tried_again_three_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, times: int, saved: bool
 ) -> None:
     pauses: list[float] = []
@@ -130,6 +139,90 @@ def test_an_input_output_error_is_tried_again_three_times(
                 write(tmp_path, 1)
     assert names(tmp_path) == ["step_000000000001"] * saved
     assert pauses == [0.05, 0.2, 0.8][:times]
+
+
+@pytest.mark.parametrize(
+    ("kind", "tries"),
+    [
+        *((kind, 4) for kind in ("ESTALE", "EAGAIN", "ETIMEDOUT", "ENOSPC", "EDQUOT", "EBUSY")),
+        *((kind, 1) for kind in ("EACCES", "EROFS", "ENOENT", "EFBIG", "EPERM")),
+    ],
+)
+def test_only_what_may_pass_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, tries: int
+) -> None:
+    count = 0
+
+    def fail(*_: Any) -> None:
+        nonlocal count
+        count += 1
+        raise OSError(getattr(errno, kind), "no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "sleep", lambda _: None)
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(SaveError):
+            files.write_atomic(tmp_path / "file", b"content")
+    assert (count, names(tmp_path)) == (tries, [])
+
+
+def test_the_message_of_a_full_disk_does_not_contradict_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = SimpleNamespace(f_bavail=74, f_frsize=4096, f_favail=5)  # 303,104 bytes
+    monkeypatch.setattr(os, "statvfs", lambda _: status)
+    full = OSError(errno.ENOSPC, "No space left")
+    assert "; 303105 bytes needed, 303104 free. Free some" in str(
+        files.save_error(tmp_path / "x", full, needed=303_105)
+    )
+    enough = str(files.save_error(tmp_path / "x", full, needed=302_398))
+    assert "302398 bytes needed, 303104 free, which a quota" in enough
+    assert "whole blocks of 4096 bytes or the 5 files still allowed may make too few" in enough
+    # Of an error that is not about space, space is no explanation.
+    broken = str(files.save_error(tmp_path / "x", OSError(errno.EIO, "broken"), needed=1))
+    assert "needed" not in broken
+
+
+# Checkpoints that a run in progress deletes
+
+
+def test_a_checkpoint_is_found_while_others_are_written_and_pruned(tmp_path: Path) -> None:
+    stop = threading.Event()
+
+    def keep_writing() -> None:
+        env_steps = 1
+        while not stop.is_set():
+            env_steps += 1
+            write(tmp_path, env_steps, value=float(env_steps))
+            prune(tmp_path, keep=1)
+
+    write(tmp_path, 1)
+    writer = threading.Thread(target=keep_writing)
+    writer.start()
+    try:
+        seen = [despite_pruning(lambda: _read_newest(tmp_path)) for _ in range(150)]
+    finally:
+        stop.set()
+        writer.join()
+    assert seen == sorted(seen)
+    assert len(set(seen)) > 10, "nothing was pruned meanwhile"
+
+
+def _read_newest(folder: Path) -> float:
+    found = find_checkpoint(folder)
+    assert found.skipped == ()
+    time.sleep(0.0005)  # in which it may be deleted
+    return weight_of(found)
+
+
+def test_a_checkpoint_that_is_gone_for_good_is_an_error(tmp_path: Path) -> None:
+    found = find_checkpoint(write(tmp_path, 1))
+    prune_target = tmp_path / "step_000000000001"
+    files.remove(prune_target)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        despite_pruning(lambda: found.read("agent"))
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        find_checkpoint(prune_target)
 
 
 def test_a_vanished_run_directory_is_a_save_error(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 import signal
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from rl_training.experiment.registry import get_spec
 from rl_training.runtime.result import TrainingInterrupted
 from rl_training.runtime.resume import check_same_run
 from rl_training.runtime.training_run import TrainingRun
-from rl_training.storage.checkpoints import find_checkpoint, write_checkpoint
+from rl_training.storage.checkpoints import find_checkpoint, has_checkpoint, write_checkpoint
 from rl_training.storage.metrics_log import read_metrics
 from toy_envs import CountingEnv, GeneratorEnv, LeakyEnv
 from training import StopAt, final_state, tiny_config
@@ -70,6 +71,12 @@ def metadata(run_dir: Path) -> dict[str, Any]:
     return values
 
 
+def resumes(run_dir: Path) -> list[dict[str, Any]]:
+    """The entries of the resumes, of each verification only its verdict."""
+    entries = metadata(run_dir)["resumed_from"]
+    return [entry | {"verification": entry["verification"]["verdict"]} for entry in entries]
+
+
 def logged(run_dir: Path) -> list[dict[str, Any]]:
     """The rows of the log without what the clock says."""
     clocks = {"wall_time_s", "time/steps_per_second"}
@@ -107,7 +114,7 @@ def test_a_run_that_is_killed_three_times_ends_as_if_never_killed(tmp_path: Path
         command.signal(signal.SIGKILL)
         assert command.wait() == -signal.SIGKILL
         seen = newest(run_dir)
-        words = ["resume", "--checkpoint", str(run_dir)]
+        words = ["resume", "--checkpoint", str(run_dir), "--trust"]
     gate.open()
     assert CommandLine(*words, output=tmp_path / "output.txt").wait() == 0
     assert final_state(run_dir) == final_state(reference)
@@ -167,15 +174,18 @@ def test_resuming_a_finished_run_changes_nothing_that_matters(tmp_path: Path) ->
 # Damaged
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_passed_over_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = tiny_config("dqn", tmp_path, checkpoint_interval=50)
     straight = final_state(train_dqn(config).run_dir)
     run_dir = interrupted(config, 130)
     damage(run_dir / "checkpoints" / "step_000000000130")
     for command in (["eval", "--episodes", "1"], ["resume"]):
+        caplog.clear()
         result = CliRunner().invoke(app, [*command, "--checkpoint", str(run_dir)])
         assert result.exit_code == 0, result.output
-        (said,) = (line for line in result.stderr.splitlines() if "damaged checkpoint" in line)
+        (said,) = (text for text in caplog.messages if "damaged checkpoint" in text)
         assert said.startswith("passed over a damaged checkpoint: ")
         assert "step_000000000130/agent.safetensors" in said
     assert "resumed at step 100" in result.stderr
@@ -294,15 +304,24 @@ def test_the_level_and_every_resume_are_recorded(tmp_path: Path) -> None:
     train_dqn(config, resume=run_dir)
     longer = config.with_changes(total_timesteps=300)
     train_dqn(longer, resume=run_dir)
-    assert metadata(run_dir)["resumed_from"] == [
-        {"checkpoint": "step_000000000060", "exact": True},
-        {"checkpoint": "step_000000000110", "exact": True},
+    assert resumes(run_dir) == [
+        {"checkpoint": "step_000000000060", "exact": True, "verification": "verified"},
+        {"checkpoint": "step_000000000110", "exact": True, "verification": "verified"},
         {
             "checkpoint": "step_000000000240",
             "exact": False,
             "extended": {"from": 240, "to": 300},
+            "verification": "verified",
         },
     ]
+    details = [entry["verification"]["detail"] for entry in metadata(run_dir)["resumed_from"]]
+    assert [detail.split(" with")[0] for detail in details] == [
+        "60 transitions from step 0",
+        "50 transitions from step 60",
+        "130 transitions from step 110",
+    ]
+    # What comes after a resume that is no exact continuation is none either.
+    assert find_checkpoint(run_dir).info["exact"] is False
 
 
 def test_at_level_boundary_a_run_is_exact_from_the_checkpoints_at_the_interval(
@@ -320,8 +339,8 @@ def test_at_level_boundary_a_run_is_exact_from_the_checkpoints_at_the_interval(
         train_dqn(config, resume=run_dir)
         assert final_state(run_dir) == final_state(straight)
         assert logged(run_dir) == logged(straight)
-        assert metadata(run_dir)["resumed_from"] == [
-            {"checkpoint": "step_000000000100", "exact": True}
+        assert resumes(run_dir) == [
+            {"checkpoint": "step_000000000100", "exact": True, "verification": "verified"}
         ]
 
 
@@ -333,8 +352,13 @@ def test_at_level_boundary_a_signal_at_the_interval_is_exact_and_between_is_not(
     for moment, exact in ((100, True), (130, False)):
         run_dir = interrupted(config, moment)
         train_dqn(config, resume=run_dir)
-        (resumed,) = metadata(run_dir)["resumed_from"]
-        assert resumed == {"checkpoint": f"step_000000000{moment}", "exact": exact}
+        assert resumes(run_dir) == [
+            {
+                "checkpoint": f"step_000000000{moment}",
+                "exact": exact,
+                "verification": "verified",
+            }
+        ]
         assert (final_state(run_dir) == straight) is exact
 
 
@@ -351,8 +375,8 @@ def test_the_statistical_level_is_declared(
     assert checkpoint.info["exact"] is False
     result = train_dqn(config, resume=run_dir)
     assert result.global_step == 240
-    assert metadata(run_dir)["resumed_from"] == [
-        {"checkpoint": "step_000000000100", "exact": False}
+    assert resumes(run_dir) == [
+        {"checkpoint": "step_000000000100", "exact": False, "verification": "none"}
     ]
 
 
@@ -385,7 +409,8 @@ def test_a_checkpoint_is_plain_data_that_other_programs_read(tmp_path: Path) -> 
         else:
             assert path.suffix == ".json"
             json.loads(path.read_text())
-    assert set(weights) == {"agent", "loop", "replay", "spaces"}
+    replay = {"replay", "replay.000000000000"}
+    assert set(weights) == {"agent", "loop", "spaces", "transcript"} | replay
     assert {(16, 4), (16,), (2, 16), (2,)} <= weights["agent"]
 
 
@@ -534,3 +559,25 @@ def test_a_run_from_before_an_option_existed_goes_on_with_its_default(tmp_path: 
     asked = config.with_changes(algo_kwargs=config.algo_kwargs | {"dueling": True})
     with pytest.raises(ConfigError, match=r"algo_kwargs.dueling: saved False, given True"):
         check_same_run(older, asked, get_spec("dqn"))
+
+
+def test_a_run_in_progress_is_loaded_while_it_prunes_its_checkpoints(tmp_path: Path) -> None:
+    config = tiny_config(
+        "dqn",
+        tmp_path,
+        run_name="live",
+        total_timesteps=60,
+        checkpoint_interval=2,
+        keep_checkpoints=1,
+        eval_interval=0,
+        final_eval_episodes=0,
+    )
+    training = threading.Thread(target=train_dqn, args=(config,))
+    training.start()
+    loads = 0
+    while training.is_alive():
+        if has_checkpoint(tmp_path / "live"):
+            DQN.load(tmp_path / "live")
+            loads += 1
+    training.join()
+    assert loads > 3

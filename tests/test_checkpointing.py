@@ -159,7 +159,7 @@ def test_a_kill_between_the_two_renames_keeps_the_newer(
 ) -> None:
     write(tmp_path, 100, value=1.0)
     with monkeypatch.context() as patch:
-        patch.setattr("rl_training.storage.checkpoints.remove", _die)
+        patch.setattr("rl_training.storage.prepared_checkpoint.remove", _die)
         with pytest.raises(KeyboardInterrupt):
             write(tmp_path, 100, value=2.0)
     assert names(tmp_path) == ["step_000000000100", "step_000000000100-2"]

@@ -11,6 +11,7 @@ import re
 import resource
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -25,7 +26,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import rl_training
-from processes import CommandLine, Gate, GateEnv, wait_until_noted
+from processes import CommandLine, Gate, GateEnv, wait_until, wait_until_noted
 from rl_training import train_dqn
 from rl_training.cli import app
 from rl_training.config.loading import dump_yaml
@@ -293,6 +294,8 @@ def test_the_bar_shows_steps_speed_time_left_and_returns(tmp_path: Path) -> None
     best = result.best_eval_return_mean
     assert f"return {result.eval_return_mean:.1f}, best {best:.1f}" in last
     assert "no evaluation yet" in screen.getvalue()
+    assert re.search(r"100/240 .* evaluating, no evaluation yet", screen.getvalue())
+    assert "evaluating" not in last
     curve = re.search(r"best [\d.]+ ([▁▂▃▄▅▆▇█]+)", last)
     assert curve
     assert len(curve[1]) == 3  # at 100, at 200 and at the end
@@ -354,7 +357,8 @@ def test_eval_of_nothing_is_a_failure(tmp_path: Path) -> None:
 
 def test_every_damaged_file_of_a_checkpoint_is_found(finished: Path, tmp_path: Path) -> None:
     names = [path.name for path in find_checkpoint(finished).path.iterdir()]
-    assert len(names) == 9  # a manifest, and two files for agent, spaces, replay and loop each
+    # A manifest, two files each for agent, spaces, replay, loop and transcript, a segment of rows.
+    assert len(names) == 12
     for name in names:
         folder = tmp_path / name / "step_000000000120"
         shutil.copytree(find_checkpoint(finished).path, folder)
@@ -362,7 +366,8 @@ def test_every_damaged_file_of_a_checkpoint_is_found(finished: Path, tmp_path: P
         content[len(content) // 2] ^= 1
         (folder / name).write_bytes(content)
         assert name in failure(invoke("resume", "--checkpoint", folder), 1)
-        if not name.startswith(("replay", "loop")):  # the parts that acting does not read
+        unread_to_act = "replay", "loop", "transcript"
+        if not name.startswith(unread_to_act):
             assert name in failure(invoke("eval", "--checkpoint", folder), 1)
 
 
@@ -418,11 +423,12 @@ def test_a_run_ended_by_sigterm_is_resumed_to_the_same_end(tmp_path: Path, gate:
         stdout, stderr = process.communicate()
     assert process.returncode == 143
     assert "interrupted at step 130" in stdout
-    assert f"  rl-training resume --checkpoint {run_dir}" in stdout.splitlines()
+    # Its environment is a class of the tests, which nobody else's command would import unasked.
+    assert f"  rl-training resume --checkpoint {run_dir} --trust" in stdout.splitlines()
     assert f"saved {run_dir}/checkpoints/step_000000000130" in stderr
     assert "Traceback" not in stderr
     assert find_checkpoint(run_dir).env_steps == 130
-    resumed = invoke("resume", "--checkpoint", run_dir)
+    resumed = invoke("resume", "--checkpoint", run_dir, "--trust")
     assert resumed.exit_code == 0, resumed.output
     assert "resumed at step 130" in resumed.stderr
     assert "finished at step 240" in resumed.stdout
@@ -461,7 +467,7 @@ def test_a_run_in_progress_is_shown_as_running_and_cannot_be_resumed(
     command = start_gated(tmp_path, gate)
     run_dir = only_run(tmp_path / "runs")
     listed = invoke("list", tmp_path / "runs")
-    message = failure(invoke("resume", "--checkpoint", run_dir), 1)
+    message = failure(invoke("resume", "--checkpoint", run_dir, "--trust"), 4)
     gate.open()
     assert command.wait() == 0, command.text()
     assert re.search(r"processes:GateEnv .* 3 .* running", listed.stdout)
@@ -476,6 +482,7 @@ def test_resume_with_a_new_budget_extends_a_finished_run(finished: Path, tmp_pat
     assert result.exit_code == 0, result.output
     assert "finished at step 160" in result.stdout
     (resumed,) = json.loads((run_dir / "metadata.json").read_text())["resumed_from"]
+    assert resumed.pop("verification")["verdict"] == "verified"
     assert resumed == {
         "checkpoint": "step_000000000120",
         "exact": False,
@@ -749,7 +756,7 @@ def test_an_environment_that_raises_exits_with_1(tmp_path: Path) -> None:
     assert "RuntimeError in step at vector step 60: the robot fell over" in message
     run_dir = only_run(tmp_path)
     assert f"The run directory is {run_dir}; step 59 of the run is saved in " in message
-    assert message.rstrip().endswith(f" resume --checkpoint {run_dir}")
+    assert message.rstrip().endswith(f" resume --checkpoint {run_dir} --trust")  # its own class
     (row,) = (line for line in invoke("list", tmp_path).stdout.splitlines() if str(run_dir) in line)
     assert re.search(r" 59 .* failed ", row)
 
@@ -770,7 +777,8 @@ def test_a_full_disk_exits_with_3_and_keeps_the_last_checkpoint(
     write = os.write
 
     def full_after_the_first_checkpoint(descriptor: int, data: Any) -> int:
-        if (only_run(tmp_path) / "checkpoints" / "step_000000000050").exists():
+        on_disk = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        if on_disk and (only_run(tmp_path) / "checkpoints" / "step_000000000050").exists():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write(descriptor, data)
 
@@ -789,10 +797,11 @@ def test_a_full_disk_exits_with_3_and_keeps_the_last_checkpoint(
 
 def test_a_limit_on_file_sizes_exits_with_3(tmp_path: Path, gate: Gate) -> None:
     command = start_gated(tmp_path, gate, algo_kwargs={"hidden_sizes": [64, 64]})
+    run_dir = only_run(tmp_path / "runs")
+    wait_until((run_dir / "checkpoints" / "step_000000000100").exists)  # written in the background
     resource.prlimit(command.pid, resource.RLIMIT_FSIZE, (20_000, 20_000))
     gate.open()
     assert command.wait() == 3
-    run_dir = only_run(tmp_path / "runs")
     message = command.text()[command.text().index("error: ") :]
     assert f"could not write {run_dir / 'checkpoints' / 'step_000000000150'}" in message
     assert "File too large" in message

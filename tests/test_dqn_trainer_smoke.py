@@ -294,7 +294,7 @@ def test_non_finite_weights_are_never_saved(algo: str, tmp_path: Path) -> None:
 
     config = tiny_config(algo, tmp_path, checkpoint_interval=50, log_interval=1000)
     with pytest.raises(
-        NonFiniteError, match=r"at step 150 .*nothing non-finite was saved"
+        NonFiniteError, match=r"at step 122 .*nothing non-finite was saved"
     ) as caught:
         train_dqn(config, callbacks=[Break()])
     (run_dir,) = tmp_path.iterdir()
@@ -382,7 +382,7 @@ def test_a_run_whose_environment_was_mended_goes_on_where_it_failed(tmp_path: Pa
     assert result.updates == (240 - 20) // 2
     assert json.loads((run_dir / "summary.json").read_text())["status"] == "finished"
     (resumed,) = json.loads((run_dir / "metadata.json").read_text())["resumed_from"]
-    assert resumed == {"checkpoint": "step_000000000089", "exact": False}
+    assert (resumed["checkpoint"], resumed["exact"]) == ("step_000000000089", False)
 
 
 class MendedEnv(RaisingEnv):

@@ -96,9 +96,9 @@ def test_tied_convolutions_are_tied_in_what_is_loaded(tmp_path: Path) -> None:
 @pytest.mark.extra("pixels")
 def test_images_are_kept_once(tmp_path: Path) -> None:
     result = train_drq(tiny_config("drq", tmp_path, **PENDULUM))
-    replay = find_checkpoint(result.run_dir).read("replay")
-    assert replay["obs"].shape[2:] == (3, 20, 20)  # one colour image a row, not three
-    assert replay["obs"].dtype == np.uint8
+    obs = find_checkpoint(result.run_dir).read("replay")["finished"].whole()["arrays"]["obs"]
+    assert obs.shape[1:] == (3, 20, 20)  # one colour image a row, not three
+    assert obs.dtype == np.uint8
 
 
 @pytest.mark.parametrize("algo", ["drq", "drqv2"])

@@ -178,8 +178,8 @@ def test_the_actors_step_leaves_the_critics_encoder_alone(tied: bool) -> None:
     step, critics = agent.critic_optimizer.step, agent.critic_optimizer.flat
     assert critics.grad is not None
 
-    def watched(learning_rate: float) -> None:
-        step(learning_rate)
+    def watched(*inputs: Any) -> None:
+        step(*inputs)
         seen.update(weights=critics.detach().clone(), grad=critics.grad.clone())  # type: ignore[union-attr]
 
     agent.critic_optimizer.step = watched  # type: ignore[method-assign]

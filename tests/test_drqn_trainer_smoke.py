@@ -280,8 +280,8 @@ def test_a_vector_environment_that_resets_in_a_step_of_its_own_trains_alike(
     venv.close()
     assert 240 <= result.global_step < 243
     assert result.updates == (result.global_step - 48) // 2
-    replay = find_checkpoint(result.run_dir).read("replay")
-    mask, first = replay["chunks"]["mask"], replay["chunks"]["first"][:, :-1]
+    chunks = find_checkpoint(result.run_dir).read("replay")["chunks"].whole()["arrays"]
+    mask, first = chunks["mask"], chunks["first"][:, :-1]
     # An episode starts at the first row after padding, or in a chunk that goes on there is none.
     for rows, starts in zip(mask, first, strict=True):
         assert starts.sum() <= 1

@@ -113,9 +113,9 @@ def test_the_actors_loss_does_not_train_the_encoder() -> None:
     seen: dict[str, Tensor] = {}
     step = agent.actor_optimizer.step
 
-    def watched(learning_rate: float) -> None:
+    def watched(*inputs: Any) -> None:
         seen.update(weights=encoder.flat.detach().clone(), grad=encoder.flat.grad.clone())  # type: ignore[union-attr]
-        step(learning_rate)
+        step(*inputs)
 
     agent.actor_optimizer.step = watched  # type: ignore[method-assign]
     before = encoder.flat.detach().clone()

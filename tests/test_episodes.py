@@ -129,9 +129,38 @@ def test_one_environment_is_made_at_once_and_the_others_when_they_are_needed() -
 
 def test_an_environment_that_raises_is_named_with_the_call() -> None:
     policy = Policy()
-    message = "toy raised RuntimeError in step during an evaluation: the robot fell over"
+    message = r"RuntimeError in step during an evaluation \(episode 0, reset seed \d+\): the robot"
     with pytest.raises(EnvError, match=message):
         list(player(RaisingEnv, 1).play(policy, policy.initial_state, episodes=1, seed=0))
+
+
+class Wordy(CountingEnv):
+    def step(self, action: int) -> Any:
+        obs, _, *rest = super().step(action)
+        return obs, [1.0, 2.0], *rest
+
+
+def test_an_environment_that_breaks_its_contract_is_an_env_error() -> None:
+    policy = Policy()
+    message = r"toy broke Gymnasium's contract in step .*: reward: expected a number, found a list"
+    with pytest.raises(EnvError, match=message):
+        list(player(Wordy, 1).play(policy, policy.initial_state, episodes=1, seed=0))
+
+
+@pytest.mark.parametrize(("limit", "warnings"), [(4, 1), (5, 0), (6, 0), (None, 0)])
+def test_an_episode_of_the_greatest_length_is_cut_with_one_warning(
+    limit: int | None, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Episodes of five steps with rewards 1 to 5."""
+    policy = Policy()
+    evaluator = Evaluator(CountingEnv, adapter(CountingEnv()), max_steps=limit)
+    found = evaluator.evaluate(policy, policy.initial_state, episodes=12, seed=0)
+    length, value = (4, 10.0) if limit == 4 else (5, 15.0)
+    assert found == Evaluation((value,) * 12, (length,) * 12, 0)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == warnings
+    assert all("toy: an evaluation episode reached max_eval_steps = 4" in text for text in told)
+    assert all("TimeLimit" in text for text in told)
 
 
 @pytest.mark.parametrize(("steps", "complete"), [(0, False), (4, False), (5, True)])

@@ -13,7 +13,7 @@ from rl_training.experiment.registry import resolve_config
 from rl_training.tools.evidence.card import Card, card_files, read_card
 from rl_training.tools.evidence.make import outdated, planned_cards
 from rl_training.tools.evidence.seeds import card_configuration, figures_over
-from test_evidence_card import make_card
+from test_evidence_card import make_card, seed_record
 
 FOLDER = Path(rl_training.__file__).parent / "assets" / "evidence"
 NAMES = sorted(card_files(FOLDER))
@@ -48,6 +48,7 @@ def card_of(name: str, **changes: Any) -> Card:
         [1.0] * len(plan.seed_numbers),
         config=name,
         failure_below=plan.failure_below,
+        seeds=[seed_record(seed, 1.0) for seed in plan.seed_numbers],
         configuration=configuration | changes | {"algo_kwargs": hyper},
     )
 

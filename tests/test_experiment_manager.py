@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from processes import Gate, GateEnv, WarmPopen, wait_until_noted
+from processes import BEYOND_PROBE, Gate, GateEnv, WarmPopen, wait_until_noted
 from rl_training import DQN, ExperimentManager, TrainConfig, train_dqn
 from rl_training.cli import app
 from rl_training.errors import ConfigError, RunError, SaveError, UsageError
@@ -334,15 +335,14 @@ def test_an_interrupted_seed_is_resumed_and_ends_as_if_never_interrupted(
     with pytest.raises(TrainingInterrupted):
         train_dqn(cut, callbacks=[StopAt(130)])
     result = manager.run()
-    assert [command.partition(" ")[0] for command in commands] == ["train", "resume"]
+    assert all(command.startswith("train --auto-resume ") for command in commands)
     assert "resumed at step 130" in (manager.directory / "seed-4.log").read_text()
-    assert not (manager.directory / "seed-4-2").exists()
     for run_dir, seed in zip(straight, result.seeds, strict=True):
         assert seed.run_dir is not None
         assert final_state(seed.run_dir) == final_state(run_dir)
 
 
-def test_a_killed_seed_without_a_checkpoint_is_started_anew(
+def test_a_killed_seed_without_a_checkpoint_is_started_anew_in_its_directory(
     tmp_path: Path, commands: list[str]
 ) -> None:
     config = tiny_config("dqn", tmp_path, **QUICK)
@@ -351,7 +351,8 @@ def test_a_killed_seed_without_a_checkpoint_is_started_anew(
     (manager.directory / "seed-1" / "config.yaml").write_text("algo: dqn\n")
     result = manager.run()
     assert result.seeds[0].status == "finished"
-    assert result.seeds[0].run_dir == manager.directory / "seed-1-2"
+    assert result.seeds[0].run_dir == manager.directory / "seed-1"
+    assert not (manager.directory / "seed-1-2").exists()
 
 
 def gated(tmp_path: Path, **changes: Any) -> TrainConfig:
@@ -359,8 +360,8 @@ def gated(tmp_path: Path, **changes: Any) -> TrainConfig:
         "dqn",
         tmp_path / "out",
         env_id=GateEnv,
-        env_kwargs={"gate": str(tmp_path / "gate"), "at": 60},
-        **(QUICK | {"total_timesteps": 120} | changes),
+        env_kwargs={"gate": str(tmp_path / "gate"), "at": BEYOND_PROBE},
+        **(QUICK | {"total_timesteps": 200} | changes),
     )
 
 
@@ -400,7 +401,7 @@ def test_a_signal_stops_the_seeds_after_saving_and_a_second_call_resumes_them(
     assert [seed["status"] for seed in record["seeds"]] == ["interrupted", "missing"]
     assert "mean" not in record
     result = ExperimentManager(gated(tmp_path), [0, 1]).run()
-    assert [command.partition(" ")[0] for command in commands] == ["train", "resume", "train"]
+    assert len(commands) == 3
     assert [seed.status for seed in result.seeds] == ["finished", "finished"]
     assert final_state(manager.directory / "seed-0") == straight
 
@@ -414,8 +415,9 @@ def test_the_command_exits_with_143_and_says_how_to_go_on(
     thread = interrupt_at(gate, tmp_path / "out")
     config = tmp_path / "gated.yaml"
     config.write_text(
-        "algo: dqn\nenv_id: processes:GateEnv\ntotal_timesteps: 120\nfinal_eval_episodes: 1\n"
-        f"env_kwargs: {{gate: {tmp_path / 'gate'}, at: 60}}\nalgo_kwargs: {{hidden_sizes: [8]}}\n"
+        "algo: dqn\nenv_id: processes:GateEnv\ntotal_timesteps: 200\nfinal_eval_episodes: 1\n"
+        f"env_kwargs: {{gate: {tmp_path / 'gate'}, at: {BEYOND_PROBE}}}\n"
+        "algo_kwargs: {hidden_sizes: [8]}\n"
     )
     result = experiment(config, tmp_path / "out", "--seeds", "0,1")
     thread.join()
@@ -443,7 +445,10 @@ def test_a_seed_that_fails_is_reported_and_the_others_finish(
     assert f"seed 1: ended with exit code 1, see {log}" in result.stdout
     assert "this seed has no luck" in log.read_text()
     assert re.search(r"│ 1 +│ failed +│ - ", result.stdout)
-    assert "over 2 seeds" in result.stdout
+    assert "over 2 of 3 seeds (seed 1 failed)" in result.stdout.splitlines()[-3]
+    assert "the figures are over 2 of 3 seeds (seed 1 failed)" in result.stdout
+    record = json.loads((directory / "experiment.json").read_text())
+    assert (record["seeds_counted"], record["seeds_planned"]) == (2, 3)
 
 
 class UnluckyEnv(RandomWalkEnv):
@@ -475,18 +480,101 @@ def _unlucky_seed() -> int:
 UNLUCKY_SEED = _unlucky_seed()
 
 
-def test_a_seed_that_another_process_runs_is_left_to_it(
+def test_seeds_left_running_by_a_killed_manager_are_waited_for_and_taken_over(
+    tmp_path: Path, commands: list[str]
+) -> None:
+    """Seed 0 is finished by the process that has it, seed 1 is not."""
+    lines: list[str] = []
+    config = tiny_config("dqn", tmp_path, **QUICK)
+    manager = ExperimentManager(config, [0, 1, 2], report=lines.append)
+    locks = []
+    for seed in (0, 1):
+        (manager.directory / f"seed-{seed}").mkdir(parents=True)
+        locks.append(RunLock(manager.directory / f"seed-{seed}"))
+        locks[-1].__enter__()
+
+    def end_orphans(line: str) -> None:
+        lines.append(line)
+        if line.startswith("seed 1: another"):
+            summary = {"status": "finished", "eval_return_mean": 7.0}
+            (manager.directory / "seed-0" / "summary.json").write_text(json.dumps(summary))
+            for lock in locks:
+                lock.__exit__(None, None, None)
+
+    manager.report = end_orphans
+    result = manager.run()
+    assert [seed.status for seed in result.seeds] == ["finished"] * 3
+    assert result.returns[0] == 7.0
+    assert lines[:2] == [
+        f"seed {s}: another process is running it, waiting for that one" for s in (0, 1)
+    ]
+    assert "seed 0: finished, evaluation return 7.00" in lines
+    assert "seed 1: starting" in lines
+    assert [re.search(r"--seed (\d)", command)[1] for command in commands] == ["2", "1"]  # type: ignore[index]
+
+
+def test_orphans_are_left_alone_when_the_manager_is_stopped(
     tmp_path: Path, commands: list[str]
 ) -> None:
     lines: list[str] = []
-    config = tiny_config("dqn", tmp_path, **QUICK)
-    manager = ExperimentManager(config, [0, 1], report=lines.append)
+    manager = ExperimentManager(tiny_config("dqn", tmp_path, **QUICK), [0, 1])
+
+    def report(line: str) -> None:
+        lines.append(line)
+        if line.endswith("waiting for that one"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    manager.report = report
     (manager.directory / "seed-0").mkdir(parents=True)
-    with RunLock(manager.directory / "seed-0"):
-        result = manager.run()
-    assert [seed.status for seed in result.seeds] == ["running", "finished"]
-    assert lines[0] == "seed 0: another process is running it, left to that one"
-    assert len(commands) == 1
+    with RunLock(manager.directory / "seed-0"), pytest.raises(ExperimentInterrupted) as caught:
+        manager.run()
+    assert [seed.status for seed in caught.value.result.seeds] == ["running", "missing"]
+    assert lines[-1] == "seed 0: left to the process that runs it"
+    assert commands == []
+
+
+class SlowSaveEnv(GateEnv):
+    """A gate in whose process every fsync takes a quarter of a second from its opening on."""
+
+    def step(self, action: int) -> Any:
+        waited = self.calls + 1 == self.at and os.path.exists(self.gate)
+        result = super().step(action)
+        if waited:
+            fsync = os.fsync
+            os.fsync = lambda descriptor: (time.sleep(0.25), fsync(descriptor))[1]
+        return result
+
+
+def test_a_seed_that_saves_slowly_is_waited_for_and_one_that_is_stuck_is_not(
+    tmp_path: Path, commands: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A save has nine fsyncs and takes more than 2 s; no two of its files are 1 s apart."""
+    monkeypatch.setattr("rl_training.experiment.manager.STALL_SECONDS", 1.0)
+    gate = Gate(tmp_path / "gate")
+    gate.close()
+    lines: list[str] = []
+    thread = interrupt_at(gate, tmp_path / "out")
+    config = gated(tmp_path).with_changes(env_id=SlowSaveEnv)
+    with pytest.raises(ExperimentInterrupted) as caught:
+        ExperimentManager(config, [0], report=lines.append).run()
+    thread.join()
+    assert [seed.status for seed in caught.value.result.seeds] == ["interrupted"]
+    assert caught.value.result.seeds[0].summary["wall_time_s"] > 2.0
+    assert lines == ["seed 0: starting", "seed 0: stopped, interrupted"]
+
+    gate.close()
+    lines.clear()
+
+    def stop_when_stuck() -> None:
+        gate.wait_until_reached()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=stop_when_stuck)
+    thread.start()
+    with pytest.raises(ExperimentInterrupted) as caught:
+        ExperimentManager(gated(tmp_path), [5], report=lines.append).run()
+    thread.join()
+    assert lines[1:] == ["seed 5: no progress for 1 s, killed", "seed 5: stopped, missing"]
 
 
 def test_a_report_that_raises_leaves_no_process_behind(

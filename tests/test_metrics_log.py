@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -163,11 +164,66 @@ def test_a_full_disk_leaves_no_half_row(tmp_path: Path, monkeypatch: pytest.Monk
     with MetricsLog(tmp_path, tensorboard=False) as log:
         log.write(1, {"loss": 1.0})
         with monkeypatch.context() as patch:
+            patch.setattr(time, "sleep", lambda _: None)
             patch.setattr(os, "write", full_after_ten_bytes)
             with pytest.raises(SaveError, match=r"metrics\.jsonl: No space left"):
                 log.write(2, {"loss": 2.0})
         assert (tmp_path / "metrics.jsonl").read_bytes().count(b"\n") == 1
         assert (tmp_path / "metrics.jsonl").read_bytes().endswith(b"\n")
+        log.write(3, {"loss": 3.0})
+    assert steps(tmp_path) == [1, 3]
+
+
+def test_rows_whose_fsync_failed_are_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a failed fsync the kernel may hold lost pages for written."""
+    fsync, written, failures = os.fsync, list[tuple[bytes, int]](), iter([True, True, False])
+    pwrite = os.pwrite
+
+    def fail(descriptor: int) -> None:
+        if next(failures):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(descriptor)
+
+    def record(descriptor: int, data: bytes, offset: int) -> int:
+        written.append((bytes(data), offset))
+        return pwrite(descriptor, data, offset)
+
+    with MetricsLog(tmp_path, tensorboard=False) as log:
+        log.write(1, {})
+        known = log.state_dict()["offset"]
+        log.write(2, {})
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "sleep", lambda _: None)
+            patch.setattr(os, "fsync", fail)
+            patch.setattr(os, "pwrite", record)
+            log.state_dict()
+    second = (tmp_path / "metrics.jsonl").read_bytes()[known:]
+    assert written == [(second, known)] * 2
+    assert steps(tmp_path) == [1, 2]
+
+
+def test_a_half_row_that_could_not_be_dropped_is_dropped_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    def half(descriptor: int, data: Any) -> int:
+        if len(data) > 20:
+            return write(descriptor, data[:20])
+        return fail() or 0
+
+    with MetricsLog(tmp_path, tensorboard=False) as log:
+        log.write(1, {"loss": 1.0})
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", half)
+            patch.setattr(os, "ftruncate", fail)
+            with pytest.raises(SaveError, match="Read-only"):
+                log.write(2, {"loss": 2.0})
         log.write(3, {"loss": 3.0})
     assert steps(tmp_path) == [1, 3]
 

@@ -29,7 +29,7 @@ from rl_training.api.managed import ManagedAlgorithm, load_any
 from rl_training.cli import app
 from rl_training.config.loading import dump_yaml
 from rl_training.config.ppo import PPOConfig
-from rl_training.errors import CheckpointError, ConfigError
+from rl_training.errors import CheckpointError, ConfigError, TrustError
 from rl_training.experiment.registry import (
     get_spec,
     open_checkpoint,
@@ -143,7 +143,8 @@ def test_another_process_evaluates_and_resumes_bit_for_bit(folder: Path) -> None
     straight = final_state(train_config(config).run_dir)
     run = interrupted_at(130, config).run_dir
     for words in (("eval", "--episodes", "2"), ("resume",)):
-        command = CommandLine(*words, "--checkpoint", str(run), output=folder / "output")
+        named = (*words, "--checkpoint", str(run), "--trust")
+        command = CommandLine(*named, output=folder / "output")
         assert command.wait() == 0, command.text()
     assert final_state(run) == straight
 
@@ -152,13 +153,13 @@ def test_an_override_names_the_algorithm_and_its_keys(folder: Path) -> None:
     words = ["--set", f"algo={PATH}", "--set", "algo_kwargs.alpha=0.5"]
     assert (
         "algo_kwargs.double: expected False, found True"
-        in invoke("config", "dqn/cartpole", *words).stderr
+        in invoke("config", "dqn/lunarlander", *words).stderr
     )
     words += ["--set", "algo_kwargs.double=false"]
-    shown = succeed("config", "dqn/cartpole", *words)
+    shown = succeed("config", "dqn/lunarlander", *words)
     assert re.search(rf"^algo: '{PATH}' +# command line$", shown, re.MULTILINE)
     assert re.search(r"^  alpha: 0.5 +# command line$", shown, re.MULTILINE)
-    result = invoke("config", "dqn/cartpole", *words, "--set", "algo_kwargs.alpa=1")
+    result = invoke("config", "dqn/lunarlander", *words, "--set", "algo_kwargs.alpa=1")
     assert "did you mean 'algo_kwargs.alpha'?" in result.stderr
 
 
@@ -183,7 +184,7 @@ def test_an_evidence_card_is_made_and_reproduced(
     assert card.configuration["algo"] == PATH
     assert path.with_suffix(".png").stat().st_size > 0
     assert "munchausen_dqn/mine" in succeed("evidence", "list", "--output", "cards")
-    again = succeed("evidence", "reproduce", path, "--seeds", "1")
+    again = succeed("evidence", "reproduce", path, "--seeds", "1", "--trust")
     assert "every evaluation is equal to the card's to the last bit" in again
 
 
@@ -545,13 +546,15 @@ def test_a_known_name_wins_over_the_path_of_a_checkpoint(tmp_path: Path) -> None
     foreign = rewritten(run, algo_path="absent_package:SPEC")
     assert saved_spec(foreign) is SPEC
     spec_table._known.clear()
-    with pytest.raises(CheckpointError, match="'munchausen_dqn', which cannot be loaded: absent_"):
+    with pytest.raises(TrustError, match=r"at 'absent_package:SPEC'.* was not imported.*--trust"):
         saved_spec(foreign)
+    with pytest.raises(CheckpointError, match="'munchausen_dqn', which cannot be loaded: absent_"):
+        saved_spec(foreign, trust=True)
     with pytest.raises(CheckpointError, match="is now named 'munchausen_dqn'"):
-        saved_spec(rewritten(run, algo="munchhausen", algo_path=PATH))
-    for info in ({"algo": ["dqn"]}, {"algo_path": 3}):
-        with pytest.raises(CheckpointError, match="the name of its algorithm is no text"):
-            saved_spec(rewritten(run, **info))
+        saved_spec(rewritten(run, algo="munchhausen", algo_path=PATH), trust=True)
+    for name, value in (("algo", ["dqn"]), ("algo_path", 3)):
+        with pytest.raises(CheckpointError, match=f"info.{name}: "):
+            saved_spec(rewritten(run, **{name: value}))
 
 
 def test_finding_an_algorithm_does_not_import_torch() -> None:

@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from rl_training.runtime.process import Interrupts
+from rl_training.runtime.process import EnvCalls, Interrupts, Watchdog
 
 FAULTS = """
 import resource
@@ -114,3 +116,57 @@ def test_a_handler_of_the_program_is_left_in_place(handlers: None) -> None:
         assert (interrupts.received, noted) == (None, [signal.SIGUSR1])
         os.kill(os.getpid(), signal.SIGUSR2)
         assert interrupts.received == signal.SIGUSR2
+
+
+class Watched:
+    """A watchdog of 0.2 seconds that notes when it gives up."""
+
+    def __init__(self) -> None:
+        self.calls, self.interrupts = EnvCalls(), Interrupts()
+        self.gave_up = threading.Event()
+        self.with_signal: list[int] = []
+
+    def give_up(self, number: int) -> None:
+        self.with_signal.append(number)
+        self.gave_up.set()
+
+    def watchdog(self) -> Watchdog:
+        return Watchdog(self.interrupts, self.calls, seconds=0.2, give_up=self.give_up)
+
+
+def test_a_call_that_does_not_return_after_a_signal_is_given_up(handlers: None) -> None:
+    watched = Watched()
+    with watched.interrupts, watched.watchdog():
+        watched.calls.enter()
+        assert not watched.gave_up.wait(0.5)  # without a signal an environment may take its time
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert watched.gave_up.wait(5)
+        assert watched.with_signal == [signal.SIGTERM]
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_after_a_signal_updates_saves_and_calls_that_return_take_their_time(
+    handlers: None,
+) -> None:
+    watched = Watched()
+    with watched.interrupts, watched.watchdog():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.5)  # a save
+        for _ in range(8):
+            watched.calls.enter()
+            time.sleep(0.1)
+            watched.calls.leave()
+    assert not watched.gave_up.is_set()
+
+
+def test_a_call_that_returns_while_the_run_is_saved_stays_where_it_is() -> None:
+    calls = EnvCalls()
+    calls.enter()
+    assert calls.abandon(calls.count)
+    returning = threading.Thread(target=calls.leave, daemon=True)
+    returning.start()
+    returning.join(0.2)
+    assert returning.is_alive()
+    assert not calls.abandon(1)  # it has returned: there is nothing to give up
+    returning.join(5)
+    assert not returning.is_alive()

@@ -168,10 +168,12 @@ def test_an_environment_by_callable_is_passed_again(tmp_path: Path) -> None:
     assert again.resume(total_timesteps=150).global_step == 150
 
 
-def test_an_importable_callable_needs_not_be_passed_again(tmp_path: Path) -> None:
+def test_an_importable_callable_needs_not_be_passed_again_if_the_run_is_trusted(
+    tmp_path: Path,
+) -> None:
     run_dir = DQN(CountingEnv, output_dir=str(tmp_path), **QUICK).learn().run_dir
     assert "toy_envs:CountingEnv" in (run_dir / "config.yaml").read_text()
-    assert DQN.load(run_dir).evaluate(1).returns == (15.0,)
+    assert DQN.load(run_dir, trust=True).evaluate(1).returns == (15.0,)
     assert DQN("toy_envs:CountingEnv", **QUICK).evaluate(1).returns == (15.0,)
 
 
@@ -197,7 +199,7 @@ def test_a_network_of_ones_own(tmp_path: Path) -> None:
     agent = DQN("CartPole-v1", output_dir=str(tmp_path), **(QUICK | {"algo_kwargs": kwargs}))
     run_dir = agent.learn().run_dir
     assert "test_public_api:network" in (run_dir / "config.yaml").read_text()
-    loaded = DQN.load(run_dir)
+    loaded = DQN.load(run_dir, trust=True)
     rows = np.random.default_rng(0).normal(size=(30, 4))
     assert np.array_equal(loaded.predict(rows)[0], agent.predict(rows)[0])
 
@@ -347,7 +349,7 @@ def test_an_object_among_the_environments_arguments_is_passed_again(tmp_path: Pa
             call()
     with pytest.raises(ConfigError, match=wanted):
         train_dqn(loaded.config, resume=result.run_dir)
-    again = DQN.load(result.run_dir, env_kwargs={"make": build})
+    again = DQN.load(result.run_dir, env_kwargs={"make": build}, trust=True)
     assert again.config.env_kwargs == kwargs
     assert again.evaluate(2).returns == result.eval_returns
     assert again.resume(total_timesteps=130).global_step == 130
@@ -361,7 +363,7 @@ def test_an_object_among_a_wrappers_arguments_is_passed_again(tmp_path: Path) ->
     run_dir = agent.learn().run_dir
     with pytest.raises(ConfigError, match=r"wrappers\.0\.TransformReward\.func: .*wrappers=\.\.\."):
         DQN.load(run_dir).evaluate(1)
-    again = DQN.load(run_dir, wrappers=wrappers(2.0))
+    again = DQN.load(run_dir, wrappers=wrappers(2.0), trust=True)
     assert again.evaluate(1).returns == (30.0,)  # twice 1 + 2 + 3 + 4 + 5
     assert again.resume(total_timesteps=130).global_step == 130
 

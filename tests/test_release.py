@@ -202,7 +202,7 @@ def test_the_installed_wheel_lists_trains_and_evaluates(installed: Path, tmp_pat
     assert json.loads(ran(*evaluate, cwd=tmp_path))["returns"] == summary["eval_returns"]
     cards = ran(program, "evidence", "list", cwd=tmp_path)
     row = next(line for line in cards.splitlines() if line.startswith("dqn/cartpole "))
-    assert re.search(r" 50,000 +20 +\d+ +\d+\.\d\d \[", row), cards
+    assert re.search(r" 50,000 +100 +\d+ +\d+\.\d\d \[", row), cards
 
 
 def test_a_users_script_is_type_checked(installed: Path, tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_warm_up_plays_uniform_actions_and_learns_nothing(tmp_path: Path) -> Non
     checkpoint = find_checkpoint(result.run_dir)
     assert result.updates == 0
     assert tree_hash(checkpoint.read("agent")["algorithm"]["model"]) == before[0]
-    actions = np.asarray(checkpoint.read("replay")["action"]).ravel()[:240]
+    actions = checkpoint.read("replay")["finished"].whole()["arrays"]["action"].ravel()[:240]
     assert np.abs(actions).max() <= 1  # as the policy gives them; the adapter scales them to ±2
     # Uniform on [-1, 1]: mean 0 and variance 1/3, to four standard errors of 240 draws.
     assert abs(actions.mean()) < 4 / math.sqrt(3 * 240)

@@ -74,7 +74,7 @@ def flat_gradient(loss: torch.Tensor, module: torch.nn.Module) -> torch.Tensor:
 def test_the_actors_gradient_is_that_of_its_loss(algo: str) -> None:
     """Critics that do not move leave the actor's loss as it was before the update."""
     agent, batch = make(algo, alpha=0.3, policy_delay=1), random_batch()
-    agent.critic_optimizer.step = lambda _: None  # type: ignore[method-assign]
+    agent.critic_optimizer.step = lambda *_: None  # type: ignore[method-assign]
     twin = make(algo, alpha=0.3)
     twin.noise.take(8)
     policy = squashed_sample(twin.actor(batch.obs), torch.from_numpy(twin.noise.take(8).copy()))
@@ -238,8 +238,8 @@ def test_targets_drop_units_too() -> None:
     for dropout, differs in ((0.5, True), (0.0, False)):
         agent = make("sac", alpha=0.0, layer_norm=True, dropout=dropout, tau=1e-12)
         agent.noise.take = lambda rows: np.zeros((rows, 2), np.float32)  # type: ignore[method-assign]
-        agent.critic_optimizer.step = lambda _: None  # type: ignore[method-assign]
-        agent.actor_optimizer.step = lambda _: None  # type: ignore[method-assign]
+        agent.critic_optimizer.step = lambda *_: None  # type: ignore[method-assign]
+        agent.actor_optimizer.step = lambda *_: None  # type: ignore[method-assign]
         batch = random_batch(32)
         targets = {float(agent.update(batch, LEARNING).metrics["target_q_mean"]) for _ in range(4)}
         assert (len(targets) > 1) == differs

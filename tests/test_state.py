@@ -357,3 +357,21 @@ def test_tensors_of_a_state_carry_no_gradient() -> None:
     weights = Everything(0).state_dict()["weights"]
     assert isinstance(weights, Tensor)
     assert not weights.requires_grad
+
+
+def test_a_subclass_adds_to_what_counts() -> None:
+    class Base(Stateful):
+        state_fields = ("passed",)
+        state_counts = ("passed",)
+
+        def __init__(self) -> None:
+            self.passed = self.updates = 0
+
+    class More(Base):
+        state_fields = ("updates",)
+        state_counts = ("updates",)
+
+    More().load_state_dict({"passed": 3, "updates": 2})
+    for name in ("passed", "updates"):
+        with pytest.raises(CheckpointError, match=f"{name}: expected a natural number"):
+            More().load_state_dict({"passed": 3, "updates": 2} | {name: -1})

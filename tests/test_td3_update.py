@@ -209,8 +209,8 @@ def test_the_actors_loss_leaves_the_critics_alone() -> None:
     watched: dict[str, Tensor] = {}
     step, critics = agent.critic_optimizer.step, agent.critic_optimizer.flat
 
-    def watch(learning_rate: float) -> None:
-        step(learning_rate)
+    def watch(*inputs: Any) -> None:
+        step(*inputs)
         watched.update(weights=critics.detach().clone(), grad=critics.grad.clone())  # type: ignore[union-attr]
 
     agent.critic_optimizer.step = watch  # type: ignore[method-assign]
@@ -224,7 +224,7 @@ def test_the_actors_loss_leaves_the_critics_alone() -> None:
 def test_ddpg_is_the_plain_deterministic_policy_gradient() -> None:
     """Silver et al. (2014), Theorem 1: the mean of grad_a Q(s, a) at a = mu(s), times grad mu."""
     agent, twin, batch = make(**DDPG), make(**DDPG), random_batch()
-    agent.critic_optimizer.step = lambda _: None  # type: ignore[method-assign]
+    agent.critic_optimizer.step = lambda *_: None  # type: ignore[method-assign]
     with torch.no_grad():
         action = twin.target_actor.module(batch.next_obs)  # without noise
         aim = batch.reward + batch.discount * twin.target.module(batch.next_obs, action)[0, :, 0]

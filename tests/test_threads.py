@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -191,7 +192,9 @@ def test_a_resumed_run_keeps_the_number_of_threads_it_had(tmp_path: Path) -> Non
     train(config.with_changes(threads=1), resume=run_dir, callbacks=[third])  # unless it is said
     assert (first.found, second.found, third.found) == ((2, False), (2, False), (1, True))
     assert torch.get_num_threads() == 3
-    assert json.loads((run_dir / "metadata.json").read_text())["resumed_from"] == [
+    entries = json.loads((run_dir / "metadata.json").read_text())["resumed_from"]
+    assert [entry.pop("verification")["verdict"] for entry in entries] == ["verified"] * 2
+    assert entries == [
         {"checkpoint": "step_000000000060", "exact": True},
         {
             "checkpoint": "step_000000000120",
@@ -218,11 +221,12 @@ def test_a_resume_on_another_device_is_not_exact(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(run_dir)[0]
     assert checkpoint.info["device"] == "cpu"
     session = json.loads((run_dir / "metadata.json").read_text())
-    assert resume_entry(checkpoint, config, session) == {
+    run: Any = SimpleNamespace(config=config, versions=checkpoint.info["versions"])
+    assert resume_entry(checkpoint, run, session) == {
         "checkpoint": "step_000000000040",
         "exact": True,
     }
-    moved = resume_entry(checkpoint, config, session | {"device": "cuda:0", "threads": 4})
+    moved = resume_entry(checkpoint, run, session | {"device": "cuda:0", "threads": 4})
     assert moved == {
         "checkpoint": "step_000000000040",
         "exact": False,
@@ -235,7 +239,9 @@ def test_a_checkpoint_that_says_nothing_of_threads_is_judged_by_what_it_says(
 ) -> None:
     config = tiny_config("dqn", tmp_path, total_timesteps=40)
     checkpoint = open_checkpoint(train(config).run_dir)[0]
-    silent = {key: checkpoint.info[key] for key in ("config", "exact")}
+    unsaid = ("threads", "device", "execution", "versions")
+    silent = {key: value for key, value in checkpoint.info.items() if key not in unsaid}
     session = {"device": "cpu", "threads": 7, "execution": "eager"}
-    entry = resume_entry(replace(checkpoint, info=silent), config, session)
+    run: Any = SimpleNamespace(config=config, versions=checkpoint.info["versions"])
+    entry = resume_entry(replace(checkpoint, info=silent), run, session)
     assert entry == {"checkpoint": "step_000000000040", "exact": True}

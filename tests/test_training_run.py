@@ -18,7 +18,7 @@ from rl_training.runtime.evaluator import Evaluation
 from rl_training.runtime.result import TrainingInterrupted, TrainResult
 from rl_training.runtime.training_run import TrainingRun
 from rl_training.storage.checkpoints import find_checkpoint, prune, write_checkpoint
-from toy_envs import CountingEnv
+from toy_envs import ChainEnv, CountingEnv
 from training import StopAt, tiny_config
 
 
@@ -60,6 +60,25 @@ def test_the_best_before_the_newest_step_checkpoint_stays_until_the_next(tmp_pat
     assert names() == ["best 10", "best 30", "step 20"]
     write("step", 40)
     assert names() == ["best 30", "step 40"]
+
+
+def test_a_run_in_an_environment_that_never_ends_comes_to_its_end_with_two_warnings(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    endless = partial(ChainEnv, limit=10**9)  # reward 1 at each step
+    config = tiny_config(
+        "dqn", tmp_path, env_id=endless, eval_interval=60, log_interval=20, max_eval_steps=30
+    )
+    result = train_dqn(config)
+    assert (result.status, result.global_step, result.eval_returns) == (
+        "finished",
+        240,
+        (30.0,) * 3,
+    )
+    told = [record.getMessage() for record in caplog.records if "TimeLimit" in record.getMessage()]
+    training, evaluation = sorted(told, key=lambda text: "evaluation episode" in text)
+    assert "a training episode has not ended after 40 steps" in training
+    assert "an evaluation episode reached max_eval_steps = 30" in evaluation
 
 
 class Lost(CountingEnv):

@@ -22,7 +22,6 @@ from rl_training.errors import RLTrainingError, UsageError
 if TYPE_CHECKING:
     from rl_training.api.managed import ManagedAlgorithm
     from rl_training.config.train_config import TrainConfig
-    from rl_training.storage.checkpoints import Checkpoint
 
 app = typer.Typer(
     name="rl-training",
@@ -49,6 +48,10 @@ BestOption = Annotated[bool, typer.Option("--best", help="The best checkpoint, n
 DeviceOption = Annotated[
     str | None,
     typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps; by default that of the run."),
+]
+TrustOption = Annotated[
+    bool,
+    typer.Option("--trust", help="Use the code that the run's files name; only if you trust them."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
@@ -139,6 +142,13 @@ def train(
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, help="With --seeds: how many run at once.")
     ] = None,
+    auto_resume: Annotated[
+        bool,
+        typer.Option(
+            "--auto-resume",
+            help="Go on with what there is of the run, if anything, as --seeds always does.",
+        ),
+    ] = False,
     debug: DebugOption = False,
 ) -> None:
     """Train an agent; with --seeds, one per seed."""
@@ -155,7 +165,7 @@ def train(
         ]
         loaded = resolve_config(config, overrides=[*(settings or ()), *overrides])
         if seeds is None:
-            _train_one(loaded.config, None)
+            _train_one(loaded.config, auto_resume=auto_resume)
             return
         if loaded.origins["seed"] == "command line":
             raise UsageError("give --set seed=... or --seeds, not both")
@@ -172,6 +182,7 @@ def evaluate(
     ] = None,
     best: BestOption = False,
     device: DeviceOption = None,
+    trust: TrustOption = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -179,7 +190,7 @@ def evaluate(
     with _reported(debug):
         from rl_training.tools.show import show_evaluation
 
-        managed = _load(checkpoint, best, device)
+        managed = _load(checkpoint, best, device, trust)
         show_evaluation(managed.config, managed.evaluate(episodes, seed=seed), as_json=as_json)
 
 
@@ -191,19 +202,44 @@ def resume(
         typer.Option("--total-timesteps", min=1, help="A new absolute budget: an extension."),
     ] = None,
     device: DeviceOption = None,
+    trust: TrustOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Continue an interrupted run."""
     with _reported(debug):
         from rl_training.experiment.registry import open_checkpoint
 
-        found, config = open_checkpoint(checkpoint, parts=None)
-        _show_skipped(found)
+        _, config = open_checkpoint(checkpoint, trust=trust)
         given = {"total_timesteps": total_timesteps, "device": device}
         changes = {key: value for key, value in given.items() if value is not None}
         if changes:
             config = config.with_changes(**changes)
-        _train_one(config, found.path)
+        _train_one(config, resume=checkpoint)  # chosen there, where the run is locked
+
+
+@app.command("verify-resume")
+def verify_resume(
+    config: Annotated[
+        str, typer.Option("--config", help="A packaged name such as dqn/cartpole, or a YAML file.")
+    ],
+    settings: SetOption = None,
+    steps: Annotated[
+        int, typer.Option("--steps", min=40, help="Transitions of the run that is compared.")
+    ] = 2_000,
+    debug: DebugOption = False,
+) -> None:
+    """Try whether resuming is exact in a configuration's environments.
+
+    Trains a short run, continues it from each of its checkpoints in
+    new processes, and compares to the bit. Exit code 0 if all is the
+    same, 1 if not.
+    """
+    with _reported(debug):
+        from rl_training.experiment.registry import resolve_config
+        from rl_training.tools.verify_resume import show_comparison
+
+        loaded = resolve_config(config, overrides=settings or ())
+        raise typer.Exit(0 if show_comparison(loaded.config, steps, typer.echo) else 1)
 
 
 @app.command()
@@ -224,6 +260,7 @@ def predict(
         typer.Option("--explain", help="Draw there what each action promises (report extra)."),
     ] = None,
     device: DeviceOption = None,
+    trust: TrustOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Print the action for an observation, as JSON."""
@@ -232,7 +269,7 @@ def predict(
 
         if explain is not None:
             check_explain(explain, observation)
-        managed = _load(checkpoint, best, device)
+        managed = _load(checkpoint, best, device, trust)
         show_actions(managed, observation, stochastic=stochastic, explain=explain)
 
 
@@ -390,6 +427,7 @@ def reproduce_evidence(
     jobs: JobsOption = 1,
     runs: RunsOption = Path("runs"),
     fresh: FreshOption = False,
+    trust: TrustOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Run a card again; exit code 0 if its figure is reached, 1 if not.
@@ -404,7 +442,9 @@ def reproduce_evidence(
         from rl_training.tools.evidence.show import show_reproduction
 
         path = find_card(card)
-        outcome = reproduce(path, seeds, jobs=jobs, runs=runs, fresh=fresh, report=typer.echo)
+        outcome = reproduce(
+            path, seeds, jobs=jobs, runs=runs, fresh=fresh, trust=trust, report=typer.echo
+        )
         show_reproduction(outcome)
         raise typer.Exit(0 if outcome.passed else 1)
 
@@ -432,7 +472,9 @@ def plot_evidence(card: CardArgument, debug: DebugOption = False) -> None:
         typer.echo(f"picture: {path}")
 
 
-def _train_one(config: TrainConfig, checkpoint: Path | None) -> None:
+def _train_one(
+    config: TrainConfig, *, resume: Path | None = None, auto_resume: bool = False
+) -> None:
     from rl_training.experiment.registry import train_config
     from rl_training.runtime.console import ConsoleProgress
     from rl_training.runtime.result import TrainingInterrupted
@@ -440,13 +482,13 @@ def _train_one(config: TrainConfig, checkpoint: Path | None) -> None:
 
     console = ConsoleProgress()
     try:
-        result = train_config(config, callbacks=[console], resume=checkpoint)
+        result = train_config(config, callbacks=[console], resume=resume, auto_resume=auto_resume)
     except TrainingInterrupted as interrupt:
-        show_result(interrupt.result)
+        show_result(interrupt.result, config)
         raise
     finally:
         console.close()
-    show_result(result)
+    show_result(result, config)
 
 
 def _train_seeds(config: TrainConfig, seeds: str, jobs: int) -> None:
@@ -469,15 +511,7 @@ def _train_seeds(config: TrainConfig, seeds: str, jobs: int) -> None:
         raise typer.Exit(1)
 
 
-def _load(path: Path, best: bool, device: str | None) -> ManagedAlgorithm:
+def _load(path: Path, best: bool, device: str | None, trust: bool) -> ManagedAlgorithm:
     from rl_training.api.managed import load_any
-    from rl_training.experiment.registry import open_checkpoint
 
-    checkpoint, _ = open_checkpoint(path, best=best)
-    _show_skipped(checkpoint)
-    return load_any(checkpoint.path, device=device)
-
-
-def _show_skipped(checkpoint: Checkpoint) -> None:
-    for reason in checkpoint.skipped:
-        typer.echo(f"passed over a damaged checkpoint: {reason}", err=True)
+    return load_any(path, best=best, device=device, trust=trust)

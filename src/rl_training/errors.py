@@ -8,8 +8,11 @@ RLTrainingError
 │   └── ReplayTooLarge      the replay memory does not fit this machine
 ├── EnvError                the environment raised, or broke its own contract
 ├── NonFiniteError          NaN or infinity in observations, rewards, losses or weights
+│   └── DivergenceError     ... that learning itself has brought about
 ├── CheckpointError         a checkpoint is missing, damaged or belongs to something else
-├── RunError                a run directory cannot be used (locked, unfinished, ...)
+│   └── TrustError          it names code of somebody else, and nobody said to trust it
+├── RunError                a run directory cannot be used (unfinished, outside its parent, ...)
+│   └── RunInUse            another process holds it (exit code 4)
 └── SaveError               something could not be written (exit code 3)
 """
 
@@ -55,12 +58,26 @@ class NonFiniteError(RLTrainingError):
     """A NaN or an infinity was met; training stops at the first one."""
 
 
+class DivergenceError(NonFiniteError):
+    """A loss, gradient or weight is not finite: what learning itself has brought about."""
+
+
 class CheckpointError(RLTrainingError):
     """A checkpoint is missing, damaged, or does not fit what it is loaded into."""
 
 
+class TrustError(CheckpointError):
+    """A saved run names code that is not this package's; the caller passes it, or says to trust."""
+
+
 class RunError(RLTrainingError):
     """A run directory cannot be used."""
+
+
+class RunInUse(RunError):
+    """Another process holds the run directory."""
+
+    exit_code = 4
 
 
 class SaveError(RLTrainingError):
@@ -92,3 +109,11 @@ def alternatives(words: Iterable[str]) -> str:
 def described(value: object) -> str:
     """An object for a message: a class by its name, anything else by at most 80 characters."""
     return f"the class {value.__name__}" if isinstance(value, type) else repr(value)[:80]
+
+
+def safe_text(error: BaseException) -> str:
+    """The message of an exception, also of one that raises when it is shown."""
+    try:
+        return str(error)
+    except BaseException:  # whatever a stranger's __str__ does, its error is to be reported
+        return "(its message cannot be shown)"

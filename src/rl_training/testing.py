@@ -50,6 +50,7 @@ from rl_training.runtime.training_run import TrainingRun
 from rl_training.storage.checkpoints import find_checkpoint
 from rl_training.storage.tree import tree_hash
 from rl_training.tools.explain import explain
+from rl_training.tools.verify_resume import run_state as final_state
 
 Check = Callable[[AlgorithmSpec, Mapping[str, Any], Path], None]
 
@@ -104,15 +105,6 @@ def interrupted_at(env_steps: int, config: TrainConfig) -> TrainResult:
     except TrainingInterrupted as interrupt:
         return interrupt.result
     raise AssertionError(f"the run was over before step {env_steps}")
-
-
-def final_state(run_dir: Path) -> dict[str, str]:
-    """Hashes of everything a run ended with, except clocks and log positions."""
-    checkpoint = find_checkpoint(run_dir)
-    loop = checkpoint.read("loop")
-    del loop["run"]["elapsed"], loop["metrics_log"]
-    parts = {"agent": checkpoint.read("agent"), "replay": checkpoint.read("replay"), **loop}
-    return {name: tree_hash(part) for name, part in parts.items()}
 
 
 def observations(space: gym.Space[Any], count: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rl_training.algorithms.base import Loss
 from rl_training.config.value_based import OptimizerName
 from rl_training.data.types import Clock
-from rl_training.errors import ConfigError, UsageError
+from rl_training.errors import ConfigError, DivergenceError, UsageError
 from rl_training.storage.state import Stateful
 
 RMSPROP_DECAY = 0.95
@@ -86,7 +86,7 @@ class Optimizer(Stateful):
         Takes the function, not its value, so that a kernel can stand in for it (`differentiate`).
         """
         result = self.differentiate(loss, *inputs)
-        self.step(learning_rate)
+        self.step(learning_rate, result)
         return result
 
     def differentiate(self, loss: Callable[..., Loss | Tensor], *inputs: object) -> Loss:
@@ -111,13 +111,24 @@ class Optimizer(Stateful):
                 parameter.grad = grad
         self._grad.zero_()
 
-    def step(self, learning_rate: float) -> None:
-        """Clip the gradient norm, then apply Adam or RMSprop."""
+    def step(self, learning_rate: float, loss: Loss | None = None) -> None:
+        """Clip the gradient norm, then apply Adam or RMSprop.
+
+        On a CPU a gradient that is not finite raises DivergenceError before it reaches a weight;
+        the `loss` it comes from is named if that is the origin. A GPU would have to be waited for.
+        """
         if not self._grad_from_kernel:
             self._sync_flat_buffers()
         self._grad_from_kernel = False
-        if self.max_grad_norm is not None:
-            self._clip(self.max_grad_norm)
+        if (grad := self._host_grad) is not None:
+            square = grad.dot(grad)
+            if not square < math.inf:
+                self._refuse_non_finite(loss)
+            if self.max_grad_norm is not None and (norm := math.sqrt(square)) > self.max_grad_norm:
+                grad *= self.max_grad_norm / (norm + 1e-6)
+        elif self.max_grad_norm is not None:  # without waiting for the device
+            length = torch.linalg.vector_norm(self._grad)
+            self._grad.mul_((self.max_grad_norm / (length + 1e-6)).clamp(max=1.0))
         self._apply(self._grad, learning_rate)
 
     def _sync_flat_buffers(self) -> None:
@@ -134,13 +145,19 @@ class Optimizer(Stateful):
                 values.copy_(parameter.detach())
                 parameter.data = values
 
-    def _clip(self, limit: float) -> None:
-        if (grad := self._host_grad) is not None:
-            if (length := math.sqrt(grad.dot(grad))) > limit:
-                grad *= limit / (length + 1e-6)
-        else:  # without waiting for the device
-            norm = torch.linalg.vector_norm(self._grad)
-            self._grad.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
+    def _refuse_non_finite(self, loss: Loss | None) -> None:
+        """Raise with what was not finite first; return if only the norm is too large a number."""
+        named = dict(self.module.named_parameters())
+        origins = (
+            [(f"weight {name}", parameter) for name, parameter in named.items()],
+            [(f"training metric {name!r}", value) for name, value in loss.metrics.items()]
+            if loss is not None
+            else [],
+            [(f"gradient of {name}", p.grad) for name, p in named.items() if p.grad is not None],
+        )
+        for what, values in (pair for pairs in origins for pair in pairs):
+            if not bool(torch.isfinite(torch.as_tensor(values)).all()):
+                raise DivergenceError(what)
 
     def _adam(self, grad: Tensor, learning_rate: float) -> None:
         if self._host_steps is not None:  # an addition by NumPy, which takes a third of the time
@@ -171,7 +188,7 @@ def descend_together(
         optimizer.zero_grad()
     backward(result, [leaf for optimizer in optimizers for leaf in optimizer.leaves])
     for optimizer in optimizers:
-        optimizer.step(learning_rate)
+        optimizer.step(learning_rate, result)
     return result
 
 
@@ -244,6 +261,7 @@ class TargetNetwork(Stateful):
     """
 
     state_fields: ClassVar[tuple[str, ...]] = ("module", "intervals_passed")
+    state_counts: ClassVar[tuple[str, ...]] = ("intervals_passed",)
 
     def __init__(self, source: Optimizer, *, tau: float, interval: int | None = None) -> None:
         self.module: Any = copy.deepcopy(source.module).eval()
@@ -285,6 +303,7 @@ class AveragedNetwork(TargetNetwork):
     """
 
     state_fields: ClassVar[tuple[str, ...]] = ("updates",)
+    state_counts: ClassVar[tuple[str, ...]] = ("updates",)
 
     def __init__(self, source: Optimizer, *, decay: float) -> None:
         super().__init__(source, tau=1 - decay)

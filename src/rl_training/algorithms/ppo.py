@@ -156,7 +156,7 @@ class PPO(Algorithm):
             # Reading the estimate waits for the device, so it is read only where it decides.
             if hyper.target_kl and self.kl_estimate(loss) > KL_MARGIN * hyper.target_kl:
                 break
-            self.optimizer.step(now["learning_rate"])
+            self.optimizer.step(now["learning_rate"], loss)
             steps += 1
         fit = explained_variance(torch.as_tensor(samples.value), torch.as_tensor(samples.returns))
         metrics = JoinedMetrics(mean_metrics(reported), {"explained_variance": fit})

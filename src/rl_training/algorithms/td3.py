@@ -54,6 +54,7 @@ class TD3(DeterministicActorCritic):
     """Twin delayed deterministic policy gradient."""
 
     state_fields = ("target_actor", "updates")
+    state_counts = ("updates",)
     hyper: TD3Config
 
     def __init__(

@@ -13,6 +13,7 @@ import gymnasium as gym
 from gymnasium.vector import VectorEnv
 from typing_extensions import Self
 
+from rl_training.config.base import untrusted_text
 from rl_training.config.train_config import TrainConfig, check_hyper_parameters
 from rl_training.data.types import PolicyState
 from rl_training.envs.pixels import stacked_frames
@@ -36,8 +37,9 @@ from rl_training.runtime.resume import ENVIRONMENT_KEYS, refuse_unserialized, re
 from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.spec_table import register, saved_algorithm
 from rl_training.runtime.training_run import evaluation_seed
-from rl_training.storage.checkpoints import write_checkpoint
-from rl_training.storage.files import save_error
+from rl_training.runtime.trust import trusted
+from rl_training.storage.checkpoints import despite_pruning, write_checkpoint
+from rl_training.storage.files import save_error, with_retries
 from rl_training.tools.explain import check_path, explain, write_picture
 
 
@@ -96,17 +98,36 @@ class ManagedAlgorithm:
         network: Callable[..., Any] | None = None,
         device: str | None = None,
         best: bool = False,
+        trust: bool = False,
     ) -> Self:
         """From a run directory or checkpoint.
 
         An environment, arguments of it, wrappers or a network that were given as objects no import
-        path leads to are passed again; `env_kwargs` need hold only those. A policy predicts without
-        its environment, and on the CPU if its device is missing and no `device` is given.
+        path leads to are passed again; `env_kwargs` need hold only those. So are those that the run
+        names and that are not this package's, unless you `trust` whoever wrote it. A policy
+        predicts without its environment, and on the CPU if its device is missing and no `device` is
+        given. The run may still be going on.
         """
-        checkpoint, config = open_checkpoint(path, best=best, algo=cls._spec())
-        report_skipped(checkpoint)
         given = {"env_id": env, "wrappers": wrappers, "device": device}
         changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+        return despite_pruning(
+            lambda: cls._load(Path(path), best, trust, changes, env_kwargs, network)
+        )
+
+    @classmethod
+    def _load(
+        cls,
+        path: Path,
+        best: bool,
+        trust: bool,
+        given: Mapping[str, Any],
+        env_kwargs: Mapping[str, Any] | None,
+        network: Callable[..., Any] | None,
+    ) -> Self:
+        checkpoint, config = open_checkpoint(path, best=best, algo=cls._spec(), trust=trust)
+        report_skipped(checkpoint)
+        changes = dict(given)
+        env = changes.get("env_id")
         if env is not None and not isinstance(env, str):  # what is said of an id does not fit it
             changes |= {"eval_env_kwargs": {}}
             if config.vectorization == "native":
@@ -118,18 +139,28 @@ class ManagedAlgorithm:
         if network is not None:
             changes["algo_kwargs"] = {**config.algo_kwargs, "network": network}
         managed = cls(config.with_changes(**changes))
-        if device is not None:
-            resolve_device(device)
+        if "device" in changes:
+            resolve_device(changes["device"])
         managed._agent = load_agent(checkpoint, managed.config)
         managed._checkpoint = checkpoint.path
-        managed._resume_from = checkpoint.path if best else Path(path)
+        managed._resume_from = checkpoint.path if best else path
         if changes.keys() & set(ENVIRONMENT_KEYS):
             managed._check_env()
         return managed
 
-    def learn(self, *, callbacks: Sequence[Callback] = (), progress: bool = False) -> TrainResult:
-        """Train from the beginning to the end of the budget; `progress` shows a bar."""
-        return self._train(self.config, callbacks, progress, resume=None)
+    def learn(
+        self,
+        *,
+        callbacks: Sequence[Callback] = (),
+        progress: bool = False,
+        auto_resume: bool = False,
+    ) -> TrainResult:
+        """Train from the beginning to the end of the budget; `progress` shows a bar.
+
+        With `auto_resume` the same call in another process goes on where this one was stopped, in
+        the directory `run_name`, by default named after algorithm, environment and seed.
+        """
+        return self._train(self.config, callbacks, progress, auto_resume=auto_resume)
 
     def resume(
         self,
@@ -137,15 +168,17 @@ class ManagedAlgorithm:
         *,
         callbacks: Sequence[Callback] = (),
         progress: bool = False,
+        trust: bool = False,
     ) -> TrainResult:
         """Continue the run this object was loaded from, or has trained.
 
         `total_timesteps` sets a new absolute budget, which is an extension: schedules are
-        functions of the budget, so the result is not that of an uninterrupted run.
+        functions of the budget, so the result is not that of an uninterrupted run. Callbacks that
+        the run names and that are not this package's are passed here, or `trust` is.
         """
         if self._resume_from is None:
             raise UsageError("nothing to resume: call learn(), or load() a run, first")
-        config = self.config
+        config = trusted(self.config) if trust else _without_passed(self.config, callbacks)
         if total_timesteps is not None:
             config = config.with_changes(total_timesteps=total_timesteps)
         return self._train(config, callbacks, progress, resume=self._resume_from)
@@ -159,7 +192,8 @@ class ManagedAlgorithm:
             raise UsageError(f"episodes: expected a whole number from 1 on, found {episodes!r}")
         with threads(self.config):
             agent = self._current_agent()
-            evaluator = Evaluator(self._environments().evaluation, agent.adapter)
+            make_env, most = self._environments().evaluation, self.config.max_eval_steps
+            evaluator = Evaluator(make_env, agent.adapter, max_steps=most)
             try:
                 return evaluator.evaluate(
                     agent.greedy,
@@ -200,7 +234,8 @@ class ManagedAlgorithm:
         target = Path(path)
         if target.exists():
             raise SaveError(f"{target} exists already; save never overwrites, choose another path")
-        try:
+
+        def write() -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=target.parent, prefix=".saving-") as folder:
                 if self._checkpoint is not None:
@@ -209,6 +244,9 @@ class ManagedAlgorithm:
                 else:
                     source = self._write_policy(Path(folder))
                 source.rename(target)
+
+        try:
+            with_retries(write)
         except OSError as error:
             raise save_error(target, error) from error
         return target
@@ -218,12 +256,16 @@ class ManagedAlgorithm:
         config: TrainConfig,
         callbacks: Sequence[Callback],
         progress: bool,
-        resume: Path | None,
+        *,
+        resume: Path | None = None,
+        auto_resume: bool = False,
     ) -> TrainResult:
-        self._environments()
+        self._environments(config)
         try:
             with _console(callbacks, progress) as watched:
-                result = train_config(config, callbacks=watched, resume=resume)
+                result = train_config(
+                    config, callbacks=watched, resume=resume, auto_resume=auto_resume
+                )
         except TrainingInterrupted as interrupt:
             self._take_over(config, interrupt.result.run_dir)
             raise
@@ -232,7 +274,7 @@ class ManagedAlgorithm:
 
     def _take_over(self, config: TrainConfig, run_dir: Path) -> None:
         """Stand where a run has left off."""
-        checkpoint, _ = open_checkpoint(run_dir)
+        checkpoint, _ = open_checkpoint(run_dir, algo=self._spec())
         self.config, self.run_dir = config, run_dir
         self._checkpoint, self._resume_from = checkpoint.path, run_dir
         self._agent = load_agent(checkpoint, config)
@@ -246,9 +288,10 @@ class ManagedAlgorithm:
             )
         return get_spec(cls.algo_name)
 
-    def _environments(self) -> Environments:
-        refuse_unserialized(self.config, *ENVIRONMENT_KEYS)
-        return Environments(self.config)
+    def _environments(self, config: TrainConfig | None = None) -> Environments:
+        config = config or self.config
+        refuse_unserialized(config, *ENVIRONMENT_KEYS)
+        return Environments(config)
 
     def _current_agent(self) -> Agent:
         if self._agent is None:
@@ -316,7 +359,20 @@ def algorithm_class(algo: AlgorithmSpec | str) -> type[ManagedAlgorithm]:
     return type(name, (ManagedAlgorithm,), {"spec": spec, "__doc__": f"{spec.title}."})
 
 
-def load_any(path: str | Path, *, device: str | None = None) -> ManagedAlgorithm:
+def load_any(
+    path: str | Path, *, device: str | None = None, best: bool = False, trust: bool = False
+) -> ManagedAlgorithm:
     """The managed object of whatever algorithm a checkpoint was trained with."""
-    checkpoint, config = open_checkpoint(path)
-    return algorithm_class(config.algo).load(checkpoint.path, device=device)
+    _, config = open_checkpoint(path, best=best, trust=trust)
+    return algorithm_class(config.algo).load(path, device=device, best=best, trust=trust)
+
+
+def _without_passed(config: TrainConfig, callbacks: Sequence[Callback]) -> TrainConfig:
+    """The configuration without the callbacks that its file may not name and the caller passes."""
+    passed = {
+        f"{type(callback).__module__}:{type(callback).__qualname__}" for callback in callbacks
+    }
+    names = [entry if isinstance(entry, str) else next(iter(entry)) for entry in config.callbacks]
+    entries = zip(config.callbacks, names, strict=True)
+    kept = [entry for entry, name in entries if untrusted_text(name) not in passed]
+    return config.with_changes(callbacks=kept) if len(kept) < len(names) else config

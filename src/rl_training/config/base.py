@@ -18,7 +18,8 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 _MAX_DEPTH = 40
-_PLACEHOLDER = re.compile(r"<(callable|Env instance|object) .+>", re.DOTALL)
+_PLACEHOLDER = re.compile(r"<(callable|Env instance|object|untrusted) .*>", re.DOTALL)
+_UNTRUSTED = re.compile(r"<untrusted (.*)>", re.DOTALL)
 
 
 class ConfigModel(BaseModel):
@@ -91,8 +92,19 @@ def plain(value: object) -> object:
 
 
 def is_placeholder(text: object) -> TypeGuard[str]:
-    """Whether the text stands for a Python object that no import path leads to."""
+    """Whether the text stands for something a file may not, or could not, give."""
     return isinstance(text, str) and _PLACEHOLDER.fullmatch(text) is not None
+
+
+def untrusted(text: str) -> str:
+    """The marker that stands for a name out of a file that is not trusted (`runtime.trust`)."""
+    return f"<untrusted {text}>"
+
+
+def untrusted_text(text: object) -> str | None:
+    """What such a marker stands for; None if the text is no such marker."""
+    found = _UNTRUSTED.fullmatch(text) if isinstance(text, str) else None
+    return found[1] if found else None
 
 
 def _object_text(value: object) -> object:

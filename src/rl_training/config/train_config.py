@@ -74,8 +74,15 @@ class TrainConfig(ConfigModel):
     num_envs: int = Field(1, ge=1, le=4096, description="environments stepped in parallel")
     vectorization: Literal["sync", "async", "native"] = Field(
         "sync",
-        description="async runs each environment in a separate process, native uses the vector "
-        "implementation that the environment comes with, such as Atari's",
+        description="async runs the environments in as many processes as there are cores, native "
+        "uses the vector implementation that the environment comes with, such as Atari's",
+    )
+    env_timeout: float = Field(
+        600.0,
+        gt=0,
+        le=1e6,
+        description="seconds an environment may take to answer before the run is saved and ended: "
+        "in a worker process (async) always, in this process after a signal",
     )
     total_timesteps: Steps = Field(50_000, description="environment transitions of the whole run")
     eval_interval: Interval = Field(10_000, description="0 evaluates only at the end")
@@ -83,11 +90,28 @@ class TrainConfig(ConfigModel):
     final_eval_episodes: int = Field(
         100, ge=0, le=1_000_000, description="episodes of the last evaluation; 0 skips it"
     )
+    max_eval_steps: Steps = Field(
+        100_000,
+        description="steps after which an evaluation episode is cut, with a warning; a training "
+        "episode that exceeds them is warned of",
+    )
     checkpoint_interval: Interval = Field(
-        50_000, description="0 saves only at the end or when interrupted"
+        50_000, description="environment transitions between two checkpoints; 0 for none by steps"
+    )
+    checkpoint_minutes: float = Field(
+        5.0,
+        ge=0,
+        le=100_000,
+        description="minutes without a checkpoint after which one is due as well; 0 for none by "
+        "time",
     )
     keep_checkpoints: int = Field(
         2, ge=1, le=1000, description="newest checkpoints kept; the best is kept too"
+    )
+    on_save_error: Literal["stop", "warn"] = Field(
+        "stop",
+        description="whether a run goes on, with a warning, when a checkpoint or a row of its log "
+        "cannot be written; the last checkpoint and the result are always reported",
     )
     log_interval: Steps = Field(
         1_000, description="environment transitions between two rows of the log"

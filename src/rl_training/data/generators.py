@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from rl_training.storage.checks import saved_count, saved_value
 from rl_training.storage.generators import set_generator_state
 from rl_training.storage.state import Stateful
 
+MAX_ROWS = 1 << 16  # of a vector step: no vector environment steps more at once
 BLOCK = 8192  # numbers drawn at once: a call of a generator costs more than the numbers it gives
 
 
@@ -56,9 +58,11 @@ class BlockNoise:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Draw the same block again."""
-        set_generator_state(self._rng, state["rng"])
-        self._begin(state["rows"])
-        self._used = state["used"]
+        rows = saved_count(state, "rows", low=self._rows, high=max(self._rows, MAX_ROWS))
+        used = saved_count(state, "used", high=rows)
+        set_generator_state(self._rng, saved_value(state, "rng"))
+        self._begin(rows)
+        self._used = used
 
 
 def derived_seeds(seed: int, count: int) -> list[int]:

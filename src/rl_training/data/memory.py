@@ -1,19 +1,24 @@
-"""How much memory this machine can still give, and sizes as people write them."""
+"""How much memory this process can still have, and sizes as people write them."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import resource
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path, PurePosixPath
 
 from rl_training.errors import ConfigError, ReplayTooLarge
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
+_OWN_CGROUP = Path("/proc/self/cgroup")
+_OWN_SIZE = Path("/proc/self/statm")
 
 
 def available_memory() -> int | None:
     """Bytes this process may still allocate, or None where the system does not say."""
-    limits = [limit for limit in (_system_available(), _cgroup_available()) if limit is not None]
-    return min(limits, default=None)
+    limits = (_system_available(), _cgroup_available(), _address_space_available())
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def refuse_if_too_large(needed: int, transitions: int) -> None:
@@ -63,9 +68,61 @@ def _system_available() -> int | None:
 
 
 def _cgroup_available() -> int | None:
+    """The least that the control groups of this process, nested ones each, still allow."""
+    found = [
+        available
+        for folder, names in _cgroups()
+        if (available := _left_in_group(folder, *names)) is not None
+    ]
+    return min(found, default=None)
+
+
+_UNIFIED = ("memory.max", "memory.current", "inactive_file")
+_LEGACY = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def _cgroups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
+    """The directories of this process's memory groups, innermost first, and their files' names.
+
+    In a container the outer part of a path may be hidden; what there is of it is looked at.
+    """
     try:
-        limit = (_CGROUP / "memory.max").read_text().strip()
-        used = (_CGROUP / "memory.current").read_text().strip()
+        lines = _OWN_CGROUP.read_text().splitlines()
     except OSError:
+        lines = []
+    roots: tuple[Path, ...]
+    for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
+        if not controllers:
+            roots, names = (_CGROUP, _CGROUP / "unified"), _UNIFIED
+        elif "memory" in controllers.split(","):
+            roots, names = (_CGROUP / "memory",), _LEGACY
+        else:
+            continue
+        group = PurePosixPath(path.lstrip("/"))
+        for root, below in product(roots, (group, *group.parents)):
+            yield root / below, names
+
+
+def _left_in_group(folder: Path, limit: str, used: str, reclaimable: str) -> int | None:
+    try:
+        allowed, taken = (folder / limit).read_text(), (folder / used).read_text()
+        if allowed.strip() == "max":
+            return None
+        # Cached files, such as a checkpoint just written, give way to allocations.
+        rows = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        cached = sum(int(row[1]) for row in rows if row[:1] == [reclaimable])
+        return max(0, int(allowed) - int(taken) + cached)
+    except (OSError, ValueError):
         return None
-    return None if limit == "max" else max(0, int(limit) - int(used))
+
+
+def _address_space_available() -> int | None:
+    """What `ulimit -v` still allows."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return None
+    try:
+        pages = int(_OWN_SIZE.read_text().split()[0])
+    except OSError:
+        return limit
+    return max(0, limit - pages * resource.getpagesize())

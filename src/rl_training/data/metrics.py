@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rl_training.errors import CheckpointError
+from rl_training.storage.checks import saved_value
 
 RECENT_UPDATES = 100  # updates averaged in a log row
 
@@ -89,6 +91,14 @@ class JoinedMetrics(Mapping[str, Tensor]):
         return sum(map(len, self.parts))
 
 
+def _finite_on_host(numbers: Tensor | np.ndarray) -> bool:
+    """Whether all are finite; True, without waiting, for those on another device."""
+    if isinstance(numbers, Tensor) and numbers.device.type != "cpu":
+        return True
+    # In double precision no sum of single ones overflows, and of few numbers Python's is quickest.
+    return math.isfinite(sum(numbers.tolist()))
+
+
 class RecentMetrics:
     """The metrics of the latest updates, left on their device until someone asks for the means.
 
@@ -100,11 +110,14 @@ class RecentMetrics:
             lambda: deque(maxlen=RECENT_UPDATES)
         )
 
-    def add(self, metrics: Mapping[str, Tensor]) -> None:
-        """Keep one update's metrics."""
+    def add(self, metrics: Mapping[str, Tensor]) -> bool:
+        """Keep one update's metrics; False if the host has them and one is not finite."""
         parts = metrics.parts if isinstance(metrics, JoinedMetrics) else (Metrics.of(metrics),)
+        finite = True
         for part in parts:
             self._recent[part.names].append(part.numbers)
+            finite = finite and _finite_on_host(part.numbers)
+        return finite
 
     def means(self) -> dict[str, float]:
         """The mean of each metric over the latest updates that reported it."""
@@ -129,7 +142,10 @@ class RecentMetrics:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from saved numbers."""
         self._recent.clear()
-        for names, rows in state["rows"].items():
-            if rows.dim() != 2 or rows.shape[1] != len(names):
+        for names, rows in saved_value(state, "rows").items():
+            named = isinstance(names, tuple) and all(isinstance(name, str) for name in names)
+            if not named or not isinstance(rows, Tensor) or not rows.is_floating_point():
+                raise CheckpointError(f"expected numbers by names of metrics, found {names!r:.80}")
+            if rows.dim() != 2 or rows.shape[1] != len(names) or not len(rows):
                 raise CheckpointError(f"expected {len(names)} numbers by update of {names}")
             self._recent[names].extend(rows.unbind())

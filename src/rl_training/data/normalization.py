@@ -21,6 +21,7 @@ class RunningMoments(Stateful):
     """Mean and variance of a stream of rows, merged in batches (Chan et al., 1979), in float64."""
 
     state_fields = ("mean", "variance", "count")
+    state_counts = ("count",)
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.mean = np.zeros(shape)

@@ -11,7 +11,8 @@ from rl_training.config.schedule import Schedule, scheduled_value
 from rl_training.config.value_based import TransitionValueBasedConfig
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.types import Clock, EnvSpec
-from rl_training.errors import NonFiniteError, UsageError
+from rl_training.errors import CheckpointError, NonFiniteError, UsageError
+from rl_training.storage.checks import saved_array, saved_number
 
 SMALLEST_ERROR = 1e-6  # added to each error, so that no transition is lost for good
 MOST_CHANGES = 1024  # arrays of slots kept until the tree is used
@@ -190,8 +191,14 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved buffer of the same shape."""
         super().load_state_dict(state)
-        self._tree.weights[:] = 0.0
-        self._written_view(self._tree.weights)[:] = state["weights"]
+        weights, highest = self._tree.weights, saved_number(state, "highest")
+        weights[:] = 0.0
+        view = self._written_view(weights)
+        view[:] = saved_array(state, "weights", view, low=0.0)
+        if not np.isfinite(weights).all() or not np.array_equal(weights > 0, self._valid):
+            raise CheckpointError("weights: expected positive ones of transitions alone")
+        if highest <= 0:
+            raise CheckpointError(f"highest: expected a positive number, found {highest}")
         self._tree.rebuild()
-        self._highest = state["highest"]
+        self._highest = highest
         self._changed.clear()

@@ -22,6 +22,9 @@ from rl_training.config.value_based import DRQNConfig
 from rl_training.data.memory import refuse_if_too_large, refuse_if_too_small
 from rl_training.data.types import Clock, EnvSpec, SequenceBatch, Transitions
 from rl_training.errors import CheckpointError, ConfigError, UsageError
+from rl_training.storage.checks import check_bounds, saved_array, saved_count, saved_value
+from rl_training.storage.generators import set_generator_state
+from rl_training.storage.rows import RowLog, Rows
 
 _STORES = ("obs", "action", "reward", "discount", "first", "mask", "state")
 
@@ -55,6 +58,7 @@ class RecurrentReplayBuffer:
                 "expected burn_in and overlap from 0 on and overlap below sequence_length, found "
                 f"burn_in {burn_in}, overlap {overlap}, sequence_length {sequence_length}"
             )
+        self.spec = spec
         self.burn_in, self.rows = burn_in, burn_in + sequence_length
         self.stride = sequence_length - overlap  # from one chunk of an episode to the next
         self.num_envs = num_envs
@@ -62,14 +66,14 @@ class RecurrentReplayBuffer:
         self.device = torch.device(device)
         self._state_sizes = tuple(state_sizes)
         self._chunks = self._room(spec, chunks_for(capacity, sequence_length))
+        self._log = self._new_log()
         # Of each environment, the chunk being put together; with the state before every row, for
         # the next chunk starts at one of them.
         self._pending = self._room(spec, num_envs)
         self._pending["state"] = np.zeros((num_envs, self.rows, sum(state_sizes)), np.float32)
         self._filled = np.full(num_envs, burn_in)  # rows, padding before the episode included
         self._unsaved = np.zeros(num_envs, np.int64)  # rows that are in no stored chunk yet
-        self._count = 0
-        self._head = 0
+        self._stored = 0  # chunks, those overwritten since included
         self._rng = np.random.default_rng(seed)
 
     def _room(self, spec: EnvSpec, count: int) -> dict[str, np.ndarray]:
@@ -165,13 +169,16 @@ class RecurrentReplayBuffer:
 
     def _store(self, env: int) -> None:
         """Keep the chunk as it stands, in place of the oldest, and go on behind it."""
+        room = len(self._chunks["mask"])
+        if self._log.held:  # a checkpoint is being written
+            self._log.wait_until_free(np.array([self._stored + 1 - room]))
+        head = self._stored % room
         for name, stored in self._chunks.items():
             rows = self._pending[name][env]
-            stored[self._head] = rows[0] if name == "state" else rows
-        self._chunks["mask"][self._head, : self.burn_in] = False
+            stored[head] = rows[0] if name == "state" else rows
+        self._chunks["mask"][head, : self.burn_in] = False
         self._unsaved[env] = 0
-        self._head = (self._head + 1) % len(self._chunks["mask"])
-        self._count = max(self._count, self._head or len(self._chunks["mask"]))
+        self._stored += 1
         if self._filled[env] == self.rows:
             for rows in self._pending.values():
                 kept = rows[env, self.stride :].copy()
@@ -193,6 +200,14 @@ class RecurrentReplayBuffer:
         return batch if self.device.type == "cpu" else batch.to(self.device)
 
     @property
+    def _count(self) -> int:
+        """Chunks there are."""
+        return min(self._stored, len(self._chunks["mask"]))
+
+    def _new_log(self) -> RowLog:
+        return RowLog(self._chunks, rings=1, kept=len(self._chunks["mask"]))
+
+    @property
     def _shape(self) -> dict[str, int]:
         """What a saved buffer must have in common with this one."""
         return {
@@ -208,8 +223,8 @@ class RecurrentReplayBuffer:
         """Everything needed to go on as if never stopped, half-built chunks included."""
         return {
             **self._shape,
-            "head": self._head,
-            "chunks": {name: self._chunks[name][: self._count].copy() for name in _STORES},
+            "chunks": Rows(self._log, np.array([self._stored])),
+            "stored": self._stored,
             "pending": {name: self._pending[name].copy() for name in _STORES},
             "filled": self._filled.copy(),
             "unsaved": self._unsaved.copy(),
@@ -219,17 +234,24 @@ class RecurrentReplayBuffer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved buffer of the same shape."""
         for name, number in self._shape.items():
-            if state[name] != number:
+            if (saved := saved_value(state, name)) != number:
                 raise CheckpointError(
-                    f"the saved replay buffer has {name} {state[name]}, this one has {number}; "
+                    f"the saved replay buffer has {name} {saved!r:.20}, this one has {number}; "
                     "resume with the network, sequences, buffer size and num_envs of the saved run"
                 )
-        self._count, self._head = len(state["chunks"]["mask"]), state["head"]
+        stored, pending = saved_count(state, "stored"), saved_value(state, "pending")
+        self._log = self._new_log()  # what was saved of the chunks before is not theirs any more
+        self._log.load(saved_value(state, "chunks"), np.array([stored]))
+        self._stored = stored
         for name in _STORES:
-            self._chunks[name][: self._count] = state["chunks"][name]
-            self._pending[name][:] = state["pending"][name]
-        self._filled[:], self._unsaved[:] = state["filled"], state["unsaved"]
-        self._rng.bit_generator.state = state["rng"]
+            self._pending[name][:] = saved_array(pending, name, self._pending[name])
+        if (last := self.spec.last_choice) is not None:
+            for rows in (self._chunks, self._pending):
+                check_bounds("action", rows["action"], low=0, high=last)
+        high = self.rows - 1  # a chunk that is full is stored at once
+        self._filled[:] = saved_array(state, "filled", self._filled, low=0, high=high)
+        self._unsaved[:] = saved_array(state, "unsaved", self._unsaved, low=0, high=high)
+        set_generator_state(self._rng, saved_value(state, "rng"))
 
 
 def chunks_for(capacity: int, sequence_length: int) -> int:

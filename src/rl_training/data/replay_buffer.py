@@ -22,6 +22,9 @@ from rl_training.config.types import parse_memory
 from rl_training.data.memory import refuse_if_too_large, refuse_if_too_small
 from rl_training.data.types import Batch, Clock, EnvSpec, Transitions
 from rl_training.errors import CheckpointError, EnvError, UsageError
+from rl_training.storage.checks import check_bounds, saved_array, saved_count, saved_value
+from rl_training.storage.generators import set_generator_state
+from rl_training.storage.rows import RowLog, Rows
 
 
 def zeros(shape: tuple[int, ...], dtype: str) -> Tensor:
@@ -67,12 +70,14 @@ class ReplayBuffer:
             "valid": zeros((slots,), "bool"),
         }
         # The same memory as arrays: NumPy writes and gathers few rows in half of torch's time.
-        arrays = {name: tensor.numpy() for name, tensor in self.storage.items()}
+        self._arrays = arrays = {name: tensor.numpy() for name, tensor in self.storage.items()}
         self._obs, self._action, self._reward = (arrays[x] for x in ("obs", "action", "reward"))
         self._discount, self._valid = arrays["discount"], arrays["valid"]
+        self._log = self._new_log()
         self._base = np.arange(num_envs) * self._rows
         self._end = self._base + self._rows
         self._head = self._end - 1  # the slot that holds the newest observation
+        self._laps = np.full(num_envs, -1)  # how often each ring has begun again
         self._wrapped = False  # whether a ring has begun again from its first row
         self._empty = True
         self._rng = np.random.default_rng(seed)
@@ -148,6 +153,8 @@ class ReplayBuffer:
         count = np.count_nonzero(step.valid)
         if not count:
             return
+        if self._log.held:  # a checkpoint is being written
+            self._log.wait_until_free(self._position + 2 * self.spec.frames + 1 - self._rows)
         envs = slice(None) if count == self.num_envs else np.flatnonzero(step.valid)
         here = self._head[envs]
         if np.count_nonzero(first := step.first[envs]) or self._empty:
@@ -197,6 +204,7 @@ class ReplayBuffer:
         ended = successors == self._end[envs]
         if np.count_nonzero(ended):
             successors[ended] -= self._rows
+            self._laps[np.arange(self.num_envs)[envs][ended]] += 1
             self._wrapped = self._wrapped or not self._empty
         self._empty = False
         return successors
@@ -273,31 +281,59 @@ class ReplayBuffer:
             successors[successors % self._rows == 0] -= self._rows
         return successors
 
+    @property
+    def _position(self) -> np.ndarray:
+        """By ring, the number of the row at its head, counted from the first ever written."""
+        position: np.ndarray = self._laps * self._rows + self._head - self._base
+        return position
+
+    def _new_log(self) -> RowLog:
+        # The observations of the oldest rows have lost an image to the newest.
+        fading = {"valid": self.spec.frames - 1}
+        return RowLog(self._arrays, rings=self.num_envs, kept=self._rows - 1, fading=fading)
+
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on as if never stopped; rows never written are left out."""
+        """Everything needed to go on as if never stopped; rows never written are left out.
+
+        All rows are finished but those at the heads, which wait for their action.
+        """
+        position = self._position
         return {
             "rows": self._rows,
             "num_envs": self.num_envs,
             "extent": self._extent,
-            "head": self._head.copy(),
-            **{name: self._written(tensor.numpy()) for name, tensor in self.storage.items()},
+            "position": position,
+            "finished": Rows(self._log, np.maximum(position, 0)),
+            "newest": {name: array[self._head] for name, array in self._arrays.items()},
             "rng": self._rng.bit_generator.state,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved buffer of the same shape."""
         for name, mine in (("rows", self._rows), ("num_envs", self.num_envs)):
-            if state[name] != mine:
+            if (saved := saved_value(state, name)) != mine:
                 raise CheckpointError(
-                    f"the saved replay buffer has {name} {state[name]}, this one has {mine}; "
+                    f"the saved replay buffer has {name} {saved!r:.20}, this one has {mine}; "
                     "resume with the buffer size and num_envs of the saved run"
                 )
-        self._empty, self._wrapped = (state["extent"] == rows for rows in (0, self._rows))
-        self._head[:] = state["head"]
+        extent = saved_count(state, "extent", high=self._rows)
+        position = saved_array(state, "position", self._position, low=-1, high=2**62)
+        self._empty, self._wrapped = (extent == rows for rows in (0, self._rows))
+        self._laps, row = np.divmod(position, self._rows)
+        self._head[:] = self._base + row
+        if self._extent != extent or self._empty != bool((position < 0).all()):
+            raise CheckpointError(f"extent: expected as many rows as position says, found {extent}")
         self._valid[:] = False
-        for name, tensor in self.storage.items():
-            self._written_view(tensor.numpy())[:] = state[name]
-        self._rng.bit_generator.state = state["rng"]
+        self._log = self._new_log()  # what was saved of the rows before is not theirs any more
+        self._log.load(saved_value(state, "finished"), np.maximum(position, 0))
+        newest = saved_value(state, "newest")
+        for name, array in self._arrays.items():
+            array[self._head] = saved_array(newest, name, array[self._head])
+        if (last := self.spec.last_choice) is not None:
+            check_bounds("action", self._action, low=0, high=last)
+        if not (self._empty or self._valid.any()):  # nothing could ever be drawn from it
+            raise CheckpointError("valid: expected a transition among the rows, found none")
+        set_generator_state(self._rng, saved_value(state, "rng"))
 
     def _written(self, array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(self._written_view(array))

@@ -12,6 +12,7 @@ from rl_training.config.hyper_parameters import OnPolicyHyperParameters
 from rl_training.data.normalization import RewardNormalizer
 from rl_training.data.types import EnvSpec, Rollout, Transitions
 from rl_training.errors import CheckpointError
+from rl_training.storage.checks import saved_array, saved_count, saved_value
 
 _FIELDS = ("obs", "action", "reward", "next_obs", "terminated", "truncated", "first", "valid")
 _STATES = ("state", "next_state")
@@ -32,6 +33,7 @@ class RolloutBuffer:
         reward_normalizer: RewardNormalizer | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
+        self.spec = spec
         self.num_steps = num_steps
         self._reward_normalizer = reward_normalizer
         self.device = torch.device(device)
@@ -152,21 +154,28 @@ class RolloutBuffer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved, half-filled rollout of the same shape."""
-        rows = state["rows"]
-        saved, mine = (state["num_steps"], rows["reward"].shape[1]), self._reward.shape
+        rows, steps = saved_value(state, "rows"), saved_count(state, "num_steps")
+        reward = saved_value(rows, "reward")
+        if not isinstance(reward, np.ndarray) or reward.ndim != 2 or len(reward) > steps:
+            raise CheckpointError(f"rows.reward: expected at most {steps} rows of each environment")
+        saved, mine = (steps, reward.shape[1]), self._reward.shape
         if saved != mine:
             raise CheckpointError(
                 f"the saved rollout is of {saved[0]} steps in {saved[1]} environments, this one of "
                 f"{mine[0]} in {mine[1]}; resume with num_steps and num_envs of the saved run"
             )
-        saved_states = rows["state"].shape[2] if "state" in rows else 0
+        states = rows.get("state")
+        saved_states = states.shape[-1] if isinstance(states, np.ndarray) and states.ndim else 0
         if saved_states != self._state.shape[2]:
             raise CheckpointError(
                 f"the saved rollout has policy states of {saved_states} numbers, this one of "
                 f"{self._state.shape[2]}; resume with the network of the saved run"
             )
-        self._filled = len(rows["reward"])
+        self._filled = len(reward)
         if self._reward_normalizer is not None:
-            self._reward_normalizer.load_state_dict(state["reward_normalizer"])
+            self._reward_normalizer.load_state_dict(saved_value(state, "reward_normalizer"))
         for name in _FIELDS + (_STATES if "state" in rows else ()):
-            getattr(self, f"_{name}")[: self._filled] = rows[name]
+            choice = self.spec.last_choice if name == "action" else None
+            low = None if choice is None else 0
+            part = getattr(self, f"_{name}")[: self._filled]
+            part[:] = saved_array(rows, name, part, low=low, high=choice)

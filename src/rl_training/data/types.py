@@ -66,6 +66,13 @@ class EnvSpec:
         """Type of a stored action."""
         return "float32" if self.action_kind == "continuous" else "int64"
 
+    @property
+    def last_choice(self) -> np.ndarray | int | None:
+        """The highest number that stands for a choice; None if actions are continuous."""
+        if self.action_kind == "multi_discrete":
+            return np.array(self.action_sizes) - 1
+        return {"discrete": self.num_actions - 1, "multi_binary": 1}.get(self.action_kind)
+
 
 class Clock(NamedTuple):
     """Where a run stands: what schedules, warm-up and intervals are functions of.

@@ -13,11 +13,12 @@ from typing import Any, TypeAlias, TypeVar
 
 import gymnasium as gym
 import gymnasium.wrappers
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
+from gymnasium.vector import VectorEnv
 
-from rl_training.config.imports import import_module, import_object
+from rl_training.config.imports import import_factory, import_module
+from rl_training.envs.async_vector_env import DEFAULT_TIMEOUT, QuickAsyncVectorEnv
 from rl_training.envs.snapshots.vector import SnapshotEnvMaker
-from rl_training.envs.vector_envs import OneOfVector, QuickSyncVectorEnv
+from rl_training.envs.vector_envs import EnvFailure, OneOfVector, QuickSyncVectorEnv
 from rl_training.errors import (
     ConfigError,
     EnvError,
@@ -89,9 +90,11 @@ def make_vector_env(
     vectorization: str = "sync",
     env_kwargs: Mapping[str, Any] = NOTHING,
     wrappers: Sequence[Wrapper] = (),
+    env_timeout: float = DEFAULT_TIMEOUT,
 ) -> Venv:
     """Environments stepped together, reset within the step that ends an episode (SAME_STEP).
 
+    `async` puts them into worker processes, which have `env_timeout` seconds for each answer.
     `native` takes the vector implementation that an environment comes with, as it resets. An
     environment that is already built counts as one. A vector environment, built or made by a
     callable, is taken unchanged; `num_envs` must then be its number, or 1, the default.
@@ -114,19 +117,18 @@ def make_vector_env(
     makers = [SnapshotEnvMaker(make, index) for index in range(num_envs)]
     try:
         if vectorization == "async":
-            return AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+            return QuickAsyncVectorEnv(makers, timeout=env_timeout)
         return QuickSyncVectorEnv(makers)
     except _MadeVectorEnv as made:
         _refuse_options(made.venv, {}, wrappers)
         return _checked_number(made.venv, num_envs)
+    except EnvFailure as error:
+        raise EnvError(
+            f"{_name(source)} could not be built in a worker process: {error}\n"
+            "vectorization: sync builds all environments in this process."
+        ) from None
     except RLTrainingError:
         raise
-    except (EOFError, ConnectionError) as error:
-        # Without its traceback, which would keep the half-built vector env and its workers alive.
-        raise EnvError(
-            f"{_name(source)} could not be built in a worker process, which ended; its error is "
-            "printed above. vectorization: sync builds all environments in this process."
-        ) from error.with_traceback(None)
     except (Exception, SystemExit) as error:
         raise _build_error(_name(source), error) from error
 
@@ -146,7 +148,7 @@ def _native(
         )
     module, colon, name = source.partition(":")
     if colon:
-        _registering_module(module)
+        _import_registering(module, name)
     return _make_native(name if colon else source, num_envs, env_kwargs)
 
 
@@ -156,16 +158,40 @@ def _build(source: str | Callable[..., Env], kwargs: dict[str, Any]) -> object:
     module_name, colon, name = source.partition(":")
     if not colon:
         return _make_registered(source, kwargs)
+    if not _is_attribute(name):  # Gymnasium's own `module:Env-v0`
+        _import_registering(module_name, name)
+        return _make_registered(name, kwargs)
     module = _registering_module(module_name)
     if name in gym.registry and not hasattr(module, name):
-        return _make_registered(name, kwargs)  # Gymnasium's own `module:Env-v0`
-    return _call(import_object(source), source, kwargs)
+        return _make_registered(name, kwargs)
+    return _call(import_factory("env_id", source, gym.Env, VectorEnv), source, kwargs)
+
+
+def is_registered_id(module: str, name: str) -> bool:
+    """Whether `module:Env-v0` is an id of a module that is known, or was imported by the caller.
+
+    A name that could be an attribute of the module is none.
+    """
+    if _is_attribute(name):
+        return False
+    return module in _MODULES or (module in sys.modules and name in gym.registry)
+
+
+def _is_attribute(name: str) -> bool:
+    return all(part.isidentifier() for part in name.split("."))
+
+
+def _import_registering(module: str, name: str) -> None:
+    """Import a module unless it has registered the id already."""
+    if module in _MODULES or not is_registered_id(module, name):
+        _registering_module(module)
 
 
 def _registering_module(name: str) -> ModuleType:
     """Import a module that registers environments."""
     try:
-        return import_module(name)
+        # One that is known is an installed package; a file of its name here must not take its part.
+        return import_module(name, local=name not in _MODULES)
     except ConfigError as error:
         if name in _MODULES and isinstance(error.__cause__, ModuleNotFoundError):
             raise MissingExtra(
@@ -289,7 +315,8 @@ def _check_arguments(make: Callable[..., Any], name: str, kwargs: dict[str, Any]
 def _wrap(env: Env, wrapper: Wrapper) -> Env:
     name, kwargs = (wrapper, {}) if isinstance(wrapper, str) else _only_item(wrapper)
     try:
-        make = import_object(name) if ":" in name else _wrapper_class(name)
+        path = ":" in name
+        make = import_factory("wrappers", name, gym.Wrapper) if path else _wrapper_class(name)
         wrapped = make(env, **kwargs)
     except RLTrainingError:
         raise

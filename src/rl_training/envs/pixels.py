@@ -17,6 +17,7 @@ from gymnasium.wrappers import (
     ResizeObservation,
 )
 
+from rl_training.envs.async_vector_env import QuickAsyncVectorEnv
 from rl_training.envs.snapshots.vector import SnapshotEnvMaker
 from rl_training.envs.stacking import frames_of, frames_of_native
 from rl_training.errors import MissingExtra
@@ -104,7 +105,7 @@ def stacked_frames(envs: gym.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> int:
     base = envs.unwrapped
     if isinstance(base, SyncVectorEnv):
         return frames_of(base.envs[0])
-    if isinstance(base, AsyncVectorEnv) and all(
+    if isinstance(base, (AsyncVectorEnv, QuickAsyncVectorEnv)) and all(
         isinstance(make, SnapshotEnvMaker) for make in base.env_fns
     ):
         return int(base.call("frames_stacked")[0])

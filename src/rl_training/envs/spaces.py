@@ -19,6 +19,8 @@ from rl_training.data.types import EnvSpec
 from rl_training.errors import CheckpointError, EnvError, UsageError
 
 IMAGE_RANK = 3
+MAX_CHOICES = 1 << 24
+"""Of a discrete space in a checkpoint: more could neither be learned nor held one-hot."""
 UNBOUNDED = 1e30
 """A bound this far away, such as the largest float32, is none."""
 
@@ -381,18 +383,56 @@ def space_from_plain(plain: dict[str, Any]) -> spaces.Space[Any]:
     try:
         return _space(plain)
     except Exception as error:  # Gymnasium checks its arguments by assertions, among others
-        raise CheckpointError(f"expected a space, found {str(plain)[:80]} ({error!r})") from error
+        raise CheckpointError(
+            f"expected a space, found {str(plain)[:80]} ({error!r:.200})"
+        ) from error
 
 
 def _space(plain: dict[str, Any]) -> spaces.Space[Any]:
-    if plain["type"] == "Discrete":
+    kind = plain["type"]
+    if kind == "Discrete":
         # Older Gymnasiums have no other type than int64, and no argument for it.
         other = {} if plain["dtype"] == "int64" else {"dtype": plain["dtype"]}
-        return spaces.Discrete(plain["n"], start=plain["start"], **other)
-    if plain["type"] == "MultiDiscrete":
-        return spaces.MultiDiscrete(plain["nvec"], plain["dtype"], start=plain["start"])
-    if plain["type"] == "MultiBinary":
-        return spaces.MultiBinary(plain["n"])
-    if plain["type"] == "Dict":
-        return spaces.Dict([(key, _space(part)) for key, part in plain["spaces"]])
-    return spaces.Box(plain["low"], plain["high"], tuple(plain["shape"]), plain["dtype"])
+        return spaces.Discrete(_choices(plain["n"]), start=_whole(plain["start"]), **other)
+    if kind == "MultiDiscrete":
+        choices, start = _array(plain["nvec"]), _array(plain["start"])
+        _choices(int(choices.sum()))
+        return spaces.MultiDiscrete(choices, plain["dtype"], start=start)
+    if kind == "MultiBinary":
+        n = plain["n"]
+        _choices(math.prod(n) if isinstance(n, list) else n)
+        return spaces.MultiBinary(n)
+    if kind == "Dict":
+        return spaces.Dict([(_text(key), _space(part)) for key, part in plain["spaces"]])
+    if kind != "Box":
+        raise ValueError(f"there is no space {kind!r:.40}")
+    low, high, shape = _array(plain["low"]), _array(plain["high"]), tuple(plain["shape"])
+    if not low.shape == high.shape == shape:  # a number for all would let a shape claim any memory
+        raise ValueError(f"bounds of {low.shape} and {high.shape} for the shape {shape}")
+    if np.isnan(low).any() or np.isnan(high).any():
+        raise ValueError("bounds that are no numbers")
+    return spaces.Box(low, high, shape, plain["dtype"])
+
+
+def _choices(value: object) -> int:
+    if not 1 <= _whole(value) <= MAX_CHOICES:
+        raise ValueError(f"expected 1 to {MAX_CHOICES} choices, found {value}")
+    return _whole(value)
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int:
+        raise ValueError(f"expected a whole number, found {value!r:.40}")
+    return value
+
+
+def _array(value: object) -> np.ndarray:
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
+        raise ValueError(f"expected an array of numbers, found {value!r:.40}")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"expected text, found {value!r:.40}")
+    return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -11,13 +11,95 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import concatenate
 
+from rl_training.envs.contract import observation_problem, step_problem
 from rl_training.envs.stacking import frames_of_native
+from rl_training.errors import EnvError, safe_text
 
 
-class QuickSyncVectorEnv(SyncVectorEnv[Any, Any]):
+class EnvFailure(EnvError):
+    """An environment of a vector environment failed: which one, how, and since which reset.
+
+    `what` includes the call: "raised ValueError in step". `trace` is a traceback as text, from a
+    worker process.
+    """
+
+    def __init__(
+        self, what: str, message: str = "", *, index: int, since: str, trace: str = ""
+    ) -> None:
+        self.what, self.message, self.trace = what, message, trace
+        self._environment = f"environment {index}, {since},"
+        super().__init__(self.text())
+
+    @property
+    def brief(self) -> str:
+        """What happened, on one line: `raised ValueError in step: no`."""
+        return f"{self.what}: {self.message}" if self.message else self.what
+
+    def text(self, when: str = "") -> str:
+        """The whole message; `when` says to which moment of a run the call belongs."""
+        message = f": {self.message}" if self.message else ""
+        return f"{self._environment} {self.what}{when}{message}\n{self.trace}".rstrip()
+
+
+class ContractBroken(ValueError):
+    """An environment's answer is not what its spaces or Gymnasium's interface promise."""
+
+
+class SeedRecord:
+    """The seed each environment was last reset with, and how many vector steps ago."""
+
+    def _begin_record(self, num_envs: int) -> None:
+        self._steps = 0
+        self._seeds: list[int | None] = [None] * num_envs
+        self._seeded_at = [0] * num_envs
+
+    def _note_seeds(self, seeds: Sequence[int | None]) -> None:
+        for index, seed in enumerate(seeds):
+            if seed is not None:  # without one the environment's generator only goes on
+                self._seeds[index], self._seeded_at[index] = seed, self._steps
+
+    def _since(self, index: int) -> str:
+        if (seed := self._seeds[index]) is None:
+            return "never reset with a seed"
+        steps = self._steps - self._seeded_at[index]
+        return f"{steps} steps after its reset with seed {seed}" if steps else f"reset seed {seed}"
+
+
+class ResetPlan(NamedTuple):
+    """The arguments of a vector reset, taken apart: a seed for each environment and which to reset.
+
+    `options` are those that the environments get.
+    """
+
+    seeds: list[int | None]
+    mask: np.ndarray
+    options: dict[str, Any] | None
+
+
+def reset_plan(
+    num_envs: int, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None
+) -> ResetPlan:
+    """As Gymnasium defines it: one seed counts up over the environments, `reset_mask` chooses."""
+    if seed is None or isinstance(seed, int):
+        seeds = [None if seed is None else seed + index for index in range(num_envs)]
+    else:
+        seeds = list(seed)
+    if len(seeds) != num_envs:
+        raise ValueError(f"seed: expected {num_envs} seeds, found {len(seeds)}")
+    mask = np.ones(num_envs, np.bool_)
+    if options is not None and "reset_mask" in options:
+        mask = options["reset_mask"]
+        options = {key: value for key, value in options.items() if key != "reset_mask"}
+        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (num_envs,):
+            raise ValueError(f"reset_mask: expected an array of {num_envs} bools, found {mask!r}")
+    return ResetPlan([s if m else None for s, m in zip(seeds, mask, strict=True)], mask, options)
+
+
+class QuickSyncVectorEnv(SeedRecord, SyncVectorEnv[Any, Any]):
     """Gymnasium's, in mode SAME_STEP, with a step that does the same with half the work.
 
-    Observations come in an array that the next step overwrites; actions must be an array.
+    Observations come in an array that the next step overwrites; actions must be an array. What an
+    environment raises becomes an `EnvFailure`, which names it.
     """
 
     def __init__(self, env_fns: Sequence[Callable[[], gym.Env[Any, Any]]]) -> None:
@@ -25,31 +107,81 @@ class QuickSyncVectorEnv(SyncVectorEnv[Any, Any]):
         space = self.single_observation_space
         self._in_place = isinstance(space, spaces.Box) and space.dtype.kind == "f"
         self._shape = space.shape
+        self._begin_record(self.num_envs)
+        self._busy = np.zeros(1, np.int64)  # which environment is at work
+
+    def reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin new episodes, in all environments or in those of `options["reset_mask"]`."""
+        plan = reset_plan(self.num_envs, seed, options)
+        self._note_seeds(plan.seeds)
+        infos: dict[str, Any] = {}
+        try:
+            for i in np.flatnonzero(plan.mask).tolist():
+                self._busy[0] = i
+                self._env_obs[i], info = self.envs[i].reset(
+                    seed=plan.seeds[i], options=plan.options
+                )
+                infos = self._add_info(infos, info, i)
+            self._observations = self._joined()
+        except (Exception, SystemExit) as error:  # its exit() must not end the run unsaved
+            raise self._failure("reset", error) from error
+        for flags in (self._terminations, self._truncations, self._autoreset_envs):
+            flags[plan.mask] = False
+        return self._observations, infos
 
     def step(self, actions: np.ndarray) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step every environment, and reset those whose episode ended."""
         infos: dict[str, Any] = {}
-        for i, env in enumerate(self.envs):
-            obs, reward, terminated, truncated, info = env.step(actions[i])
-            self._rewards[i], self._terminations[i] = reward, terminated
-            self._truncations[i] = truncated
-            if terminated or truncated:
-                infos = self._add_info(infos, {"final_obs": obs, "final_info": info}, i)
-                obs, info = env.reset()
-            if info:
-                infos = self._add_info(infos, info, i)
-            self._env_obs[i] = obs
-            if self._in_place:
-                if getattr(obs, "shape", None) != self._shape:
-                    obs = self._shaped(obs)
-                self._observations[i] = obs
-        if not self._in_place:
-            self._observations = concatenate(
-                self.single_observation_space, self._env_obs, self._observations
-            )
+        busy, call = self._busy, "step"
+        answer = None  # of the environment at work
+        self._steps += 1
+        if len(actions) < self.num_envs:
+            raise IndexError(f"expected {self.num_envs} actions, found {len(actions)}")
+        try:
+            for i, env in enumerate(self.envs):
+                busy[0] = i
+                answer = None
+                answer = env.step(actions[i])
+                obs, reward, terminated, truncated, info = answer
+                self._rewards[i], self._terminations[i] = reward, terminated
+                self._truncations[i] = truncated
+                if terminated or truncated:
+                    infos = self._add_info(infos, {"final_obs": obs, "final_info": info}, i)
+                    call = "reset"
+                    obs, info = env.reset()
+                    call = "step"
+                if info:
+                    infos = self._add_info(infos, info, i)
+                self._env_obs[i] = obs
+                if self._in_place:
+                    if getattr(obs, "shape", None) != self._shape:
+                        obs = self._shaped(obs)
+                    self._observations[i] = obs
+            if not self._in_place:
+                answer = None
+                self._observations = self._joined()
+        except (Exception, SystemExit) as error:
+            raise self._failure(call, error, answer) from error
         self._autoreset_envs = self._terminations | self._truncations
         copies = (x.copy() for x in (self._rewards, self._terminations, self._truncations))
         return self._observations, *copies, infos
+
+    def _joined(self) -> Any:
+        """The observations of all environments as one."""
+        space = self.single_observation_space
+        try:
+            return concatenate(space, self._env_obs, self._observations)
+        except Exception:
+            for i, obs in enumerate(self._env_obs):
+                if problem := observation_problem(space, obs):
+                    self._busy[0] = i
+                    raise ContractBroken(problem) from None
+            raise
 
     def _shaped(self, obs: object) -> np.ndarray:
         """A list or number as an array; one of another shape would be spread over the row."""
@@ -60,6 +192,22 @@ class QuickSyncVectorEnv(SyncVectorEnv[Any, Any]):
                 "environment or its observation_space"
             )
         return array
+
+    def _failure(self, call: str, error: BaseException, answer: object = None) -> Exception:
+        """The error to raise for one of the environment at work, or for its wrong `answer`."""
+        what, message, index = f"raised {type(error).__name__}", safe_text(error), self._busy.item()
+        if isinstance(error, ContractBroken):
+            what = "broke Gymnasium's contract"
+        elif answer is not None and call == "step":
+            what, message = "broke Gymnasium's contract", self._problem(answer) or message
+        since = self._since(index)
+        return EnvFailure(f"{what} in {call}", message, index=index, since=since)
+
+    def _problem(self, answer: object) -> str:
+        try:
+            return step_problem(self.single_observation_space, answer)
+        except Exception:  # an object that does not stand being looked at
+            return ""
 
 
 class OneOfVector(gym.Env[Any, Any]):

@@ -12,21 +12,28 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rl_training.config.loading import dump_yaml
 from rl_training.config.train_config import TrainConfig
-from rl_training.errors import CheckpointError, ConfigError, UsageError
+from rl_training.errors import ConfigError, UsageError
 from rl_training.experiment.registry import get_spec, resolve_config
 from rl_training.experiment.result import ExperimentInterrupted, ExperimentResult, SeedResult
 from rl_training.runtime.process import Interrupts
-from rl_training.runtime.resume import unserialized_objects
 from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.spec_table import portable_name
-from rl_training.storage.checkpoints import find_checkpoint
-from rl_training.storage.files import save_error, write_atomic, write_json
+from rl_training.runtime.trust import markers
+from rl_training.storage.checkpoints import has_checkpoint
+from rl_training.storage.files import (
+    read_json_object,
+    save_error,
+    with_retries,
+    write_atomic,
+    write_json,
+)
 from rl_training.storage.runs import RunLock, is_locked, slug, usable_cpus
 
 __all__ = [
@@ -43,7 +50,8 @@ logger = logging.getLogger("rl_training")
 CONFIG_NAME = "experiment.yaml"
 RESULT_NAME = "experiment.json"
 POLL_SECONDS = 0.1
-GRACE_SECONDS = 30.0  # for the seeds to save after a signal
+STALL_SECONDS = 120.0
+"""After a signal a seed may save for as long as it takes; without progress for so long, it ends."""
 MAX_SEEDS = 10_000
 
 _SEEDS = re.compile(r"\s*([0-9]{1,10})(?:-([0-9]{1,10}))?\s*")
@@ -53,8 +61,9 @@ class ExperimentManager:
     """Runs one configuration with many seeds.
 
     The directory is named after the configuration, so the same call continues an experiment:
-    finished seeds are kept, interrupted ones resumed, the others started. `report` is called with
-    a line of text when a seed starts and ends.
+    finished seeds are kept, interrupted ones resumed, the others started, and those that a killed
+    manager left running are waited for. `report` is called with a line of text when a seed starts
+    and ends.
     """
 
     def __init__(
@@ -83,7 +92,7 @@ class ExperimentManager:
     def run(self) -> ExperimentResult:
         """Run what is left to run; raises KeyboardInterrupt after a signal, all seeds saved."""
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            with_retries(lambda: self.directory.mkdir(parents=True, exist_ok=True))
         except OSError as error:
             raise save_error(self.directory, error) from error
         with RunLock(self.directory), Interrupts() as interrupts:
@@ -92,6 +101,8 @@ class ExperimentManager:
             outcomes = (self._outcome(seed) for seed in self.seeds)
             seeds = (replace(o, status="failed") if o.seed in failed else o for o in outcomes)
             result = ExperimentResult(self.directory, tuple(seeds))
+            if result.returns and result.left_out:
+                self.report(f"the figures are {result.coverage}")
             write_json(self.directory / RESULT_NAME, self._record(result))
         if interrupts.received:
             raise ExperimentInterrupted(result, interrupts.received)
@@ -99,29 +110,41 @@ class ExperimentManager:
 
     def _run_seeds(self, interrupts: Interrupts) -> set[int]:
         """Run the seeds that are not finished; gives those that failed."""
-        waiting, failed = self._unfinished(), set[int]()
+        status = {seed: self._outcome(seed).status for seed in self.seeds}
+        # Left over from a manager that was killed; two processes must not share a seed.
+        orphans = [seed for seed in self.seeds if status[seed] == "running"]
+        waiting = [seed for seed in self.seeds if status[seed] not in ("running", "finished")]
+        for seed in orphans:
+            self.report(f"seed {seed}: another process is running it, waiting for that one")
+        failed: set[int] = set()
         running: dict[int, subprocess.Popen[bytes]] = {}
         try:
-            while (waiting or running) and not interrupts.received:
-                while waiting and len(running) < self.jobs:
+            while (waiting or running or orphans) and not interrupts.received:
+                while waiting and len(running) + len(orphans) < self.jobs:
                     seed = waiting.pop(0)
                     running[seed] = self._start(seed)
                 time.sleep(POLL_SECONDS)
                 failed |= self._reap(running)
+                waiting += self._ended(orphans)
         finally:
             self._stop(running)
+            for seed in orphans:
+                self.report(f"seed {seed}: left to the process that runs it")
         return failed
 
-    def _unfinished(self) -> list[int]:
-        waiting = []
-        for seed in self.seeds:
-            status = self._outcome(seed).status
-            if status == "running":
-                # Left over from a manager that was killed; two processes must not share a seed.
-                self.report(f"seed {seed}: another process is running it, left to that one")
-            elif status != "finished":
-                waiting.append(seed)
-        return waiting
+    def _ended(self, orphans: list[int]) -> list[int]:
+        """Drop the orphans that another process no longer runs; gives those left unfinished."""
+        unfinished = []
+        for seed in tuple(orphans):
+            outcome = self._outcome(seed)
+            if outcome.status == "running":
+                continue
+            orphans.remove(seed)
+            if outcome.status == "finished":
+                self._report_finished(outcome)
+            else:
+                unfinished.append(seed)
+        return unfinished
 
     def _default_directory(self) -> Path:
         config = self.config
@@ -143,23 +166,20 @@ class ExperimentManager:
         write_atomic(path, text)
 
     def _start(self, seed: int) -> subprocess.Popen[bytes]:
-        outcome = self._outcome(seed)
-        command = [sys.executable, "-m", "rl_training"]
-        if outcome.status == "interrupted":
-            command += ["resume", "--checkpoint", str(outcome.run_dir)]
-        else:
-            command += ["train", "--config", str(self.directory / CONFIG_NAME)]
-            command += ["--seed", str(seed), "--output-dir", str(self.directory)]
-            command += ["--set", f"run_name=seed-{seed}"]
-        verb = "resuming" if outcome.status == "interrupted" else "starting"
-        self.report(f"seed {seed}: {verb}")
+        # With the experiment's configuration, never with one that a run directory holds.
+        command = [sys.executable, "-m", "rl_training", "train", "--auto-resume"]
+        command += ["--config", str(self.directory / CONFIG_NAME)]
+        command += ["--seed", str(seed), "--output-dir", str(self.directory)]
+        command += ["--set", f"run_name={self._run_dir(seed).name}"]
+        interrupted = self._outcome(seed).status == "interrupted"
+        self.report(f"seed {seed}: {'resuming' if interrupted else 'starting'}")
         # What can be imported here can be imported there.
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
         # Divide the cores among concurrent seeds: oversubscribed OpenMP threads spin while they
         # wait.
         environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cpus() // self.jobs)))
         try:
-            with self._log(seed).open("ab") as log:
+            with with_retries(lambda: self._log(seed).open("ab")) as log:
                 # A session of its own: a Ctrl-C at the terminal reaches a seed once, through us.
                 return subprocess.Popen(
                     command,
@@ -181,43 +201,48 @@ class ExperimentManager:
             del running[seed]
             outcome = self._outcome(seed)
             if outcome.status == "finished":
-                mean = outcome.eval_return_mean
-                result = "no evaluation" if mean is None else f"evaluation return {mean:.2f}"
-                self.report(f"seed {seed}: finished, {result}")
+                self._report_finished(outcome)
             else:
                 failed.add(seed)
                 self.report(f"seed {seed}: ended with exit code {code}, see {self._log(seed)}")
         return failed
 
+    def _report_finished(self, outcome: SeedResult) -> None:
+        mean = outcome.eval_return_mean
+        result = "no evaluation" if mean is None else f"evaluation return {mean:.2f}"
+        self.report(f"seed {outcome.seed}: finished, {result}")
+
     def _stop(self, running: dict[int, subprocess.Popen[bytes]]) -> None:
-        """Ask the seeds to save and stop, and wait for them."""
+        """Ask the seeds to save and stop, and wait for as long as they are at it."""
         for process in running.values():
             process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + GRACE_SECONDS
-        for seed, process in running.items():
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            self.report(f"seed {seed}: stopped, {self._outcome(seed).status}")
+        progress = {seed: SaveProgress(self._run_dir(seed)) for seed in running}
+        while running:
+            for seed, process in list(running.items()):
+                if process.poll() is None and progress[seed].stalled(process.pid):
+                    self.report(f"seed {seed}: no progress for {STALL_SECONDS:g} s, killed")
+                    process.kill()
+                    process.wait()
+                if process.poll() is not None:
+                    del running[seed]
+                    self.report(f"seed {seed}: stopped, {self._outcome(seed).status}")
+            if running:
+                time.sleep(POLL_SECONDS)
 
     def _outcome(self, seed: int) -> SeedResult:
         """What is on disk for a seed: finished beats running beats interrupted beats nothing."""
-        found = SeedResult(seed, "missing", None, {})
-        for run_dir in sorted(self._run_dirs(seed), key=os.path.getmtime):
-            summary = _read_summary(run_dir)
-            if summary.get("status") == "finished":
-                return SeedResult(seed, "finished", run_dir, summary)
-            if is_locked(run_dir):
-                found = SeedResult(seed, "running", run_dir, summary)
-            elif found.status != "running" and _has_checkpoint(run_dir):
-                found = SeedResult(seed, "interrupted", run_dir, summary)
-        return found
+        run_dir = self._run_dir(seed)
+        summary = read_json_object(run_dir / "summary.json")
+        if summary.get("status") == "finished":
+            return SeedResult(seed, "finished", run_dir, summary)
+        if is_locked(run_dir):
+            return SeedResult(seed, "running", run_dir, summary)
+        if has_checkpoint(run_dir):
+            return SeedResult(seed, "interrupted", run_dir, summary)
+        return SeedResult(seed, "missing", None, {})
 
-    def _run_dirs(self, seed: int) -> list[Path]:
-        names = (f"seed-{seed}", f"seed-{seed}-[0-9]*")
-        return [path for name in names for path in self.directory.glob(name) if path.is_dir()]
+    def _run_dir(self, seed: int) -> Path:
+        return self.directory / f"seed-{seed}"
 
     def _log(self, seed: int) -> Path:
         return self.directory / f"seed-{seed}.log"
@@ -228,6 +253,44 @@ class ExperimentManager:
             for seed in result.seeds
         ]
         return {"seeds": rows, **result.figures()}
+
+
+class SaveProgress:
+    """Whether a process that was asked to save is still at it.
+
+    It is while files of its run change, and while it waits for a disk: then not even SIGKILL ends
+    it before the disk has answered.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._files = self._look()
+        self._last = time.monotonic()
+
+    def stalled(self, pid: int) -> bool:
+        """Whether nothing has happened for STALL_SECONDS."""
+        files = self._look()
+        if files != self._files or _waits_for_disk(pid):
+            self._files, self._last = files, time.monotonic()
+        return time.monotonic() - self._last > STALL_SECONDS
+
+    def _look(self) -> dict[str, tuple[int, int]]:
+        found = {}
+        for folder, _, names in os.walk(self._run_dir):
+            for path in (folder, *(os.path.join(folder, name) for name in names)):
+                with suppress(OSError):  # a temporary file may be gone again
+                    status = os.stat(path)
+                    found[path] = (status.st_size, status.st_mtime_ns)
+        return found
+
+
+def _waits_for_disk(pid: int) -> bool:
+    """Whether a thread of a process is in an uninterruptible wait, as in fsync; Linux tells."""
+    for status in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError, IndexError):
+            if status.read_text().rpartition(")")[2].split()[0] == "D":
+                return True
+    return False
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -247,7 +310,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def _refuse_objects(plain: dict[str, Any]) -> None:
-    for key, value in unserialized_objects(plain):
+    for key, value in markers(plain):
         raise ConfigError(
             f"{key}: seeds run in processes of their own, which cannot receive {value}; give an "
             "importable package.module:name"
@@ -261,19 +324,3 @@ def _refuse_registered_only(spec: AlgorithmSpec) -> None:
             "algorithm registered in this one; put its spec into a module and give "
             "package.module:SPEC"
         )
-
-
-def _read_summary(run_dir: Path) -> dict[str, Any]:
-    try:
-        summary = json.loads((run_dir / "summary.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return summary if isinstance(summary, dict) else {}
-
-
-def _has_checkpoint(run_dir: Path) -> bool:
-    try:
-        find_checkpoint(run_dir, parts=("loop",))
-    except CheckpointError:
-        return False
-    return True

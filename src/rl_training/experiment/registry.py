@@ -15,7 +15,13 @@ from rl_training.config.hyper_parameters import HyperParameters
 from rl_training.config.imports import import_object
 from rl_training.config.loading import LoadedConfig, load_config
 from rl_training.config.train_config import TrainConfig, check_hyper_parameters
-from rl_training.errors import CheckpointError, ConfigError, described, did_you_mean
+from rl_training.errors import (
+    CheckpointError,
+    ConfigError,
+    TrustError,
+    described,
+    did_you_mean,
+)
 from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.spec_table import (
     add_spec,
@@ -79,11 +85,18 @@ def train_config(
     *,
     callbacks: Sequence[Callback] = (),
     resume: str | Path | None = None,
+    auto_resume: bool = False,
 ) -> TrainResult:
     """Train with the algorithm the configuration names."""
     from rl_training.runtime.train import train
 
-    return train(get_spec(config.algo), config, callbacks=callbacks, resume=resume)
+    return train(
+        get_spec(config.algo),
+        config,
+        callbacks=callbacks,
+        resume=resume,
+        auto_resume=auto_resume,
+    )
 
 
 def open_checkpoint(
@@ -92,32 +105,50 @@ def open_checkpoint(
     best: bool = False,
     algo: AlgorithmSpec | None = None,
     parts: Collection[str] | None = ACTING_PARTS,
+    trust: bool = False,
 ) -> tuple[Checkpoint, TrainConfig]:
     """A checkpoint and its configuration; `algo` refuses any other algorithm's.
 
     Acting needs only small parts, so only those are verified; None verifies the replay too. The
-    budget is the one the run directory plans, which may be an extension since the checkpoint.
+    budget is the one the run directory plans, which may be an extension since the checkpoint. A
+    new run directory would lie beside the run's, never where the file says. Unless the checkpoint
+    is trusted, markers stand where it names code (`runtime.trust`).
     """
-    from rl_training.runtime.resume import located
+    from rl_training.runtime.resume import located, run_directory_of
+    from rl_training.runtime.saved_info import saved_info
+    from rl_training.runtime.trust import guarded
     from rl_training.storage.checkpoints import find_checkpoint
 
     checkpoint = located(find_checkpoint(Path(path), best=best, parts=parts))
-    spec = saved_spec(checkpoint, algo)
-    config = _saved_config(checkpoint.info["config"], spec)
-    total = _planned_total(checkpoint, spec)
+    spec = saved_spec(checkpoint, algo, trust=trust)
+    saved = saved_info(checkpoint).config
+    try:
+        config = _saved_config(saved if trust else guarded(saved), spec)
+    except ConfigError as error:
+        raise CheckpointError(
+            f"{checkpoint.path}: its configuration cannot be used: {error}"
+        ) from error
+    run_directory = run_directory_of(checkpoint)
+    home = TrainConfig.model_fields["output_dir"].default
+    changes: dict[str, Any] = {"output_dir": str(run_directory.parent) if run_directory else home}
+    total = None if run_directory is None else _planned_total(run_directory, spec)
     if total is not None and total >= checkpoint.env_steps:
-        config = config.with_changes(total_timesteps=total)
-    return checkpoint, config
+        changes["total_timesteps"] = total
+    return checkpoint, config.with_changes(**changes)
 
 
-def saved_spec(checkpoint: Checkpoint, given: AlgorithmSpec | None = None) -> AlgorithmSpec:
-    """The algorithm of a checkpoint: the given one, the one known by its name, or by its path.
+def saved_spec(
+    checkpoint: Checkpoint, given: AlgorithmSpec | None = None, *, trust: bool = False
+) -> AlgorithmSpec:
+    """The algorithm of a checkpoint: the given one, or the one known by its name.
 
-    Nothing else turns what a checkpoint says of its algorithm into code.
+    One that is not known is imported from its path if the checkpoint is trusted. Nothing else turns
+    what a checkpoint says of its algorithm into code.
     """
-    name, path = checkpoint.info["algo"], checkpoint.info.get("algo_path")
-    if not isinstance(name, str) or not isinstance(path, str | None):
-        raise CheckpointError(f"{checkpoint.path}: the name of its algorithm is no text")
+    from rl_training.runtime.saved_info import saved_info
+
+    info = saved_info(checkpoint)
+    name, path = info.algo, info.algo_path
     if given is not None:
         if given.name != name:
             raise CheckpointError(
@@ -130,6 +161,13 @@ def saved_spec(checkpoint: Checkpoint, given: AlgorithmSpec | None = None) -> Al
         known = find_spec(name)
         if known is not None:
             return _known_by_name(checkpoint, known, path)
+        if path is not None and not trust:
+            raise TrustError(
+                f"{checkpoint.path} was trained with the algorithm {name!r} at {path!r}, which is "
+                "neither part of rl_training nor known here, and was not imported. In Python, pass "
+                "it yourself: rl_training.algorithm_class(SPEC).load(path). If you trust whoever "
+                "wrote the run, add --trust, or trust=True in Python"
+            )
         if path is not None:
             imported = _import_spec(path)
             if imported.name == name:
@@ -169,19 +207,23 @@ def load_agent(checkpoint: Checkpoint, config: TrainConfig) -> Agent:
     from rl_training.fast.accelerate import accelerate
     from rl_training.runtime.agent import build_agent, resolve_device, saved_adapter
     from rl_training.runtime.execution import threads
+    from rl_training.runtime.saved_info import saved_info
+    from rl_training.storage.checkpoints import fitting
 
-    spec = get_spec(config.algo)
+    spec, info = get_spec(config.algo), saved_info(checkpoint)
     hyper = check_hyper_parameters(spec.hyper, config.algo_kwargs)
+    adapter = saved_adapter(checkpoint, spec)
     try:
         resolve_device(config.device)
     except ConfigError as error:
         logger.warning("%s; the agent acts on the CPU", error)
         config = config.with_changes(device="cpu")
-    with threads(config, checkpoint.info.get("threads")):
-        agent = build_agent(spec, config, hyper, saved_adapter(checkpoint))
+    with threads(config, info.threads):
+        with fitting(checkpoint, "agent"):
+            agent = build_agent(spec, config, hyper, adapter, checkpoint)
         agent.restore(checkpoint)
         # As in its run: what is compiled, or has several threads, rounds in other places.
-        agent.algorithm.execution = checkpoint.info.get("execution", "eager")
+        agent.algorithm.execution = info.execution
         accelerate(agent.algorithm)
     agent.set_progress(checkpoint.env_steps, config.total_timesteps)
     return agent
@@ -213,14 +255,12 @@ def _saved_config(source: Mapping[str, Any] | Path, spec: AlgorithmSpec) -> Trai
     ).config
 
 
-def _planned_total(checkpoint: Checkpoint, spec: AlgorithmSpec) -> int | None:
-    from rl_training.runtime.resume import run_directory_of
-
-    run_directory = run_directory_of(checkpoint)
-    if run_directory is None:
-        return None
+def _planned_total(run_directory: Path, spec: AlgorithmSpec) -> int | None:
+    path = run_directory / "config.yaml"
     try:
-        return _saved_config(run_directory / "config.yaml", spec).total_timesteps
+        if path.is_symlink():
+            raise ConfigError(f"{path} is a symbolic link, which may lead out of the run")
+        return _saved_config(path, spec).total_timesteps
     except ConfigError as error:
         logger.warning("the configuration of the checkpoint is used: %s", error)
         return None

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rl_training.experiment.statistics import bootstrap_interval, interquartile_mean
+from rl_training.storage.runs import MAX_NUMBER
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,13 @@ class SeedResult:
     @property
     def eval_return_mean(self) -> float | None:
         """Mean evaluation return of the final policy."""
-        return self.summary.get("eval_return_mean")
+        return self.number("eval_return_mean")
+
+    def number(self, name: str) -> float | None:
+        """A number of the summary; None if it is missing or something else."""
+        value = self.summary.get(name)
+        finite = isinstance(value, int | float) and abs(value) < MAX_NUMBER
+        return value if finite and not isinstance(value, bool) else None
 
 
 @dataclass(frozen=True)
@@ -43,14 +50,39 @@ class ExperimentResult:
         means = (seed.eval_return_mean for seed in self.seeds if seed.status == "finished")
         return [mean for mean in means if mean is not None]
 
+    @property
+    def left_out(self) -> tuple[SeedResult, ...]:
+        """The seeds without a final evaluation, which no figure can cover."""
+        return tuple(
+            seed
+            for seed in self.seeds
+            if seed.status != "finished" or seed.eval_return_mean is None
+        )
+
+    @property
+    def coverage(self) -> str:
+        """Which seeds the figures are over: `over 5 seeds`, or of how many, and why not all."""
+        if not self.left_out:
+            return f"over {len(self.seeds)} seeds"
+        missing = ", ".join(
+            f"seed {seed.seed} {'without evaluation' if seed.status == 'finished' else seed.status}"
+            for seed in self.left_out
+        )
+        return f"over {len(self.returns)} of {len(self.seeds)} seeds ({missing})"
+
     def figures(self) -> dict[str, Any]:
-        """Mean, interquartile mean and its 95 % interval; empty if no seed has a result."""
+        """Mean, interquartile mean and its 95 % interval; empty if no seed has a result.
+
+        `seeds_counted` of `seeds_planned` seeds are in them.
+        """
         if not self.returns:
             return {}
         return {
             "mean": float(np.mean(self.returns)),
             "interquartile_mean": interquartile_mean(self.returns),
             "interval_95": list(bootstrap_interval(self.returns)),
+            "seeds_counted": len(self.returns),
+            "seeds_planned": len(self.seeds),
         }
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from rl_training.algorithms.base import ActResult, Algorithm
 from rl_training.config.base import is_placeholder
 from rl_training.config.hyper_parameters import HyperParameters
-from rl_training.config.imports import import_object
+from rl_training.config.imports import import_factory
 from rl_training.config.train_config import TrainConfig
 from rl_training.data.normalization import NoNormalizer, Normalizer, ObservationNormalizer
 from rl_training.data.types import Clock, EnvSpec, PolicyState
@@ -20,13 +22,24 @@ from rl_training.envs.spaces import SpaceAdapter, space_from_plain, space_to_pla
 from rl_training.errors import (
     CheckpointError,
     ConfigError,
+    IncompatibleEnv,
     NonFiniteError,
+    RLTrainingError,
     UsageError,
     described,
 )
+from rl_training.runtime.compatibility import check_spaces
+from rl_training.runtime.saved_info import saved_info
 from rl_training.runtime.seeding import derive_seed
 from rl_training.runtime.spec import AlgorithmSpec
-from rl_training.storage.checkpoints import Checkpoint
+from rl_training.runtime.trust import refuse_untrusted
+from rl_training.storage.checkpoints import Checkpoint, fitting
+
+MAX_FRAMES = 10_000
+LARGE_TENSOR = 64 << 20
+"""Bytes that a network loaded from any checkpoint may take for one tensor."""
+
+_FACTORIES = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn)
 
 
 class Agent:
@@ -106,25 +119,35 @@ class Agent:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take over a checkpoint's algorithm; its spaces must be this agent's."""
-        self.check_spaces(*_saved_spaces(checkpoint))
+        observation, action, _ = _saved_spaces(checkpoint)
+        self.check_spaces(observation, action)
+        agent = checkpoint.read("agent")
         try:
-            agent = checkpoint.read("agent")
             self.algorithm.load_state_dict(agent["algorithm"])
             self.normalizer.load_state_dict(agent["normalizer"])
-        except (KeyError, RuntimeError, ValueError) as error:
+        except CheckpointError as error:
+            raise CheckpointError(f"{checkpoint.path}: agent: {error}") from error
+        except Exception as error:  # of a custom network, or of a part that was forged
             raise CheckpointError(
-                f"the checkpoint does not fit this {self.spec.name} agent: {error}. Load it with "
-                "the network and hyper-parameters it was trained with."
+                f"{checkpoint.path}: the checkpoint does not fit this {self.spec.name} agent: "
+                f"{error!r}. Load it with the network and hyper-parameters it was trained with."
             ) from error
 
 
 def build_agent(
-    spec: AlgorithmSpec, config: TrainConfig, hyper: HyperParameters, adapter: SpaceAdapter
+    spec: AlgorithmSpec,
+    config: TrainConfig,
+    hyper: HyperParameters,
+    adapter: SpaceAdapter,
+    checkpoint: Checkpoint | None = None,
 ) -> Agent:
-    """A new agent, initialised from the configuration's seed."""
+    """A new agent, initialised from the configuration's seed.
+
+    One that is to take over a checkpoint gets no larger tensors than the checkpoint can fill.
+    """
     spec.check_components()
     device = resolve_device(config.device)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), _TensorLimit(checkpoint):
         torch.manual_seed(derive_seed(config.seed, "model"))
         model = _build_network(spec, hyper, adapter.spec)
     seed = derive_seed(config.seed, "algorithm")
@@ -153,10 +176,15 @@ def build_agent(
     return agent
 
 
-def saved_adapter(checkpoint: Checkpoint) -> SpaceAdapter:
-    """The spaces a checkpointed agent was built for."""
-    frames = checkpoint.read("spaces").get("frames", 1)
-    return SpaceAdapter(checkpoint.info["env_id"], *_saved_spaces(checkpoint), frames=frames)
+def saved_adapter(checkpoint: Checkpoint, spec: AlgorithmSpec) -> SpaceAdapter:
+    """The spaces a checkpointed agent was built for; the algorithm must take them."""
+    observation, action, frames = _saved_spaces(checkpoint)
+    env_id = saved_info(checkpoint).env_id
+    try:
+        check_spaces(spec, env_id, observation, action)
+    except IncompatibleEnv as error:
+        raise CheckpointError(f"{checkpoint.path}: spaces: {error}") from error
+    return SpaceAdapter(env_id, observation, action, frames=frames)
 
 
 def _episode_starts(given: object, rows: int, single: bool) -> np.ndarray:
@@ -185,9 +213,15 @@ def _checked_state(state: PolicyState, initial: PolicyState) -> PolicyState:
     return tuple(state)
 
 
-def _saved_spaces(checkpoint: Checkpoint) -> tuple[gym.Space[Any], gym.Space[Any]]:
+def _saved_spaces(checkpoint: Checkpoint) -> tuple[gym.Space[Any], gym.Space[Any], int]:
+    """The observation space, the action space and the stacked images of a checkpoint's agent."""
     saved = checkpoint.read("spaces")
-    return space_from_plain(saved["observation"]), space_from_plain(saved["action"])
+    with fitting(checkpoint, "spaces"):
+        observation, action = (space_from_plain(saved[name]) for name in ("observation", "action"))
+        frames = saved.get("frames", 1)
+        if type(frames) is not int or not 1 <= frames <= MAX_FRAMES:
+            raise CheckpointError(f"frames: expected from 1 to {MAX_FRAMES}, found {frames!r:.80}")
+    return observation, action, frames
 
 
 def resolve_device(name: str) -> torch.device:
@@ -205,6 +239,31 @@ def resolve_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+class _TensorLimit(TorchFunctionMode):
+    """Refuses tensors that the weights in a checkpoint cannot fill, before they take memory.
+
+    The sizes of networks come from the checkpoint's configuration, and a few digits there could ask
+    for all the memory of a machine.
+    """
+
+    def __init__(self, checkpoint: Checkpoint | None) -> None:
+        super().__init__()
+        weights = None if checkpoint is None else checkpoint.files.get("agent.safetensors")
+        self._limit = math.inf if weights is None else max(weights.size, LARGE_TENSOR)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _FACTORIES:
+            size = (kwargs or {}).get("size", args[0] if args else ())
+            shape = size if isinstance(size, (tuple, list)) else args
+            numbers = [number for number in shape if isinstance(number, int)]
+            if 4 * math.prod(numbers) > self._limit:
+                raise CheckpointError(
+                    f"the configuration asks for a tensor of {numbers}, and the weights in the "
+                    "checkpoint cannot fill it"
+                )
+        return func(*args, **(kwargs or {}))
+
+
 def _build_network(spec: AlgorithmSpec, hyper: HyperParameters, env_spec: EnvSpec) -> nn.Module:
     if hyper.network is None:
         try:
@@ -220,6 +279,7 @@ def _build_network(spec: AlgorithmSpec, hyper: HyperParameters, env_spec: EnvSpe
                 f"torch.nn.Module, found one that gives {type(model).__name__}"
             )
         return model
+    refuse_untrusted({"algo_kwargs": {"network": hyper.network}})
     if is_placeholder(hyper.network):
         raise ConfigError(
             f"algo_kwargs.network: this agent's network was passed as an object ({hyper.network}); "
@@ -227,10 +287,12 @@ def _build_network(spec: AlgorithmSpec, hyper: HyperParameters, env_spec: EnvSpe
         )
     wanted = "expected a callable (env_spec, hyper_parameters) that gives a torch.nn.Module"
     make: Any = hyper.network
+    if isinstance(make, str):
+        make = import_factory("algo_kwargs.network", make, nn.Module)
     try:
-        if isinstance(make, str):
-            make = import_object(make)
         network = make(env_spec, hyper)
+    except RLTrainingError:
+        raise
     except Exception as error:
         raise ConfigError(
             f"algo_kwargs.network: {wanted}; calling {make!r} raised "

@@ -18,21 +18,24 @@ from rl_training.config.train_config import TrainConfig
 from rl_training.data.memory import format_bytes
 from rl_training.envs.factory import make_env, make_vector_env
 from rl_training.envs.pixels import stacked_frames
-from rl_training.envs.snapshots.vector import ResumeLevel, resume_level
+from rl_training.envs.snapshots.vector import ResumeLevel, packages_of, resume_level
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.errors import ConfigError
 from rl_training.runtime.agent import Agent, build_agent
 from rl_training.runtime.callbacks import Callback, Evaluate, LogMetrics, SaveCheckpoint
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.compatibility import check_spaces
+from rl_training.runtime.divergence import WatchLearning
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.loss_check import check_losses
-from rl_training.runtime.process import Interrupts
+from rl_training.runtime.process import EnvCalls, Interrupts
 from rl_training.runtime.progress import Progress
 from rl_training.runtime.seeding import derive_seed, env_seeds, seed_global_generators
 from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.training_run import TrainingRun
+from rl_training.storage.checkpoints import Checkpoint
 from rl_training.storage.metrics_log import MetricsLog
+from rl_training.storage.runs import relevant_versions
 
 logger = logging.getLogger("rl_training")
 
@@ -45,6 +48,7 @@ class RunPlan:
     config: TrainConfig
     hyper: HyperParameters
     callbacks: Sequence[Callback]
+    checkpoint: Checkpoint | None = None
 
 
 class Environments:
@@ -73,6 +77,7 @@ class Environments:
             vectorization=self.config.vectorization,
             env_kwargs=self.config.env_kwargs,
             wrappers=self.config.wrappers,
+            env_timeout=self.config.env_timeout,
         )
 
     def evaluation(self) -> gym.Env[Any, Any]:
@@ -140,7 +145,7 @@ def build(plan: RunPlan) -> Components:
         spaces = envs.single_observation_space, envs.single_action_space
         check_spaces(plan.spec, environments.name, *spaces)
         adapter = SpaceAdapter(environments.name, *spaces, frames=stacked_frames(envs))
-        agent = build_agent(plan.spec, plan.config, plan.hyper, adapter)
+        agent = build_agent(plan.spec, plan.config, plan.hyper, adapter, plan.checkpoint)
         buffer = plan.spec.component("buffer").build(
             adapter.spec,
             plan.hyper,
@@ -151,12 +156,13 @@ def build(plan: RunPlan) -> Components:
         )
         # A custom buffer need not say that it needs priorities.
         check_losses(agent.algorithm, priorities=getattr(buffer, "needs_priorities", False))
+        collector = Collector(envs, adapter)
         components = Components(
             environments=environments,
-            collector=Collector(envs, adapter),
+            collector=collector,
             agent=agent,
             buffer=buffer,
-            evaluator=_evaluator(environments, adapter),
+            evaluator=_evaluator(environments, adapter, collector.calls),
             level=environments.resume_level(),
         )
         on_error.pop_all()
@@ -174,6 +180,7 @@ def assemble(
     config, hyper, algorithm = plan.config, plan.hyper, components.agent.algorithm
     _warn_of_normalizing_wrappers(config)
     _announce(components.buffer, components.level)
+    num_envs = components.collector.num_envs
     run = TrainingRun(
         config=config,
         hyper=hyper,
@@ -190,16 +197,20 @@ def assemble(
         metrics_log=log,
         callbacks=(
             *plan.callbacks,
+            WatchLearning(),
             LogMetrics(config.log_interval),
             Evaluate(config.eval_interval),
-            SaveCheckpoint(config.checkpoint_interval),
+            SaveCheckpoint(config.checkpoint_interval, config.checkpoint_minutes),
         ),
         level=components.level.level,
         level_reason=components.level.reason,
         interrupts=interrupts,
+        make_envs=components.environments.training,
+        reset_seeds=env_seeds(config.seed, num_envs),
+        build_seed=config.seed,
+        versions=relevant_versions(packages_of(components.collector.envs)),
     )
-    num_envs = components.collector.num_envs
-    run.collector.reset(env_seeds(config.seed, num_envs), algorithm.initial_state(num_envs))
+    run.collector.reset(run.reset_seeds, algorithm.initial_state(num_envs))
     return run
 
 
@@ -235,11 +246,14 @@ def _announce(buffer: Any, level: ResumeLevel) -> None:
         logger.warning("resume level: %s (%s)", level.level, level.reason)
 
 
-def _evaluator(environments: Environments, adapter: SpaceAdapter) -> Evaluator | None:
+def _evaluator(
+    environments: Environments, adapter: SpaceAdapter, calls: EnvCalls
+) -> Evaluator | None:
     config = environments.config
     if not config.eval_interval and not config.final_eval_episodes:
         return None
-    return Evaluator(partial(_evaluation_env, environments, adapter), adapter)
+    make_env = partial(_evaluation_env, environments, adapter)
+    return Evaluator(make_env, adapter, max_steps=config.max_eval_steps, calls=calls)
 
 
 def _evaluation_env(environments: Environments, adapter: SpaceAdapter) -> gym.Env[Any, Any]:

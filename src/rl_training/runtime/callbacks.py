@@ -16,14 +16,18 @@ run has: logging, evaluation and checkpoints at their intervals.
 
 from __future__ import annotations
 
+import logging
+import math
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rl_training.config.imports import import_object
+from rl_training.config.imports import import_factory
 from rl_training.errors import ConfigError, RLTrainingError, did_you_mean
+from rl_training.runtime.episodes import ENDLESS
 from rl_training.runtime.evaluator import Evaluation
 from rl_training.runtime.progress import Every
 from rl_training.runtime.result import TrainResult
@@ -31,6 +35,8 @@ from rl_training.storage.state import Stateful
 
 if TYPE_CHECKING:
     from rl_training.runtime.training_run import TrainingRun
+
+logger = logging.getLogger("rl_training")
 
 
 class Callback(Stateful):
@@ -45,11 +51,14 @@ class Callback(Stateful):
     def on_log(self, run: TrainingRun, values: dict[str, float]) -> None:
         """At each log interval; values added here are written with the row."""
 
+    def on_evaluation_start(self, run: TrainingRun) -> None:
+        """Before each evaluation."""
+
     def on_evaluation(self, run: TrainingRun, evaluation: Evaluation) -> None:
-        """After each evaluation."""
+        """After each evaluation; not after one that a signal interrupted."""
 
     def on_checkpoint(self, run: TrainingRun, path: Path) -> None:
-        """After a checkpoint was written."""
+        """When a checkpoint is there: one of an interval some steps after those it holds."""
 
     def on_end(self, run: TrainingRun, result: TrainResult) -> None:
         """After the final evaluation, or when a signal or callback stopped the run."""
@@ -59,6 +68,8 @@ class StopOnReturn(Callback):
     """Ends the run when the mean evaluation return reaches `threshold`."""
 
     def __init__(self, threshold: float) -> None:
+        if isinstance(threshold, bool) or not isinstance(threshold, int | float):
+            raise ValueError(f"threshold: expected a number, found {threshold!r}")
         self.threshold = threshold
 
     def on_evaluation(self, run: TrainingRun, evaluation: Evaluation) -> None:
@@ -90,8 +101,9 @@ def _build(name: str, arguments: Mapping[str, Any]) -> Callback:
             f"callbacks: expected {', '.join(PACKAGED)} or package.module:Class, found {name!r}"
             f"{did_you_mean(name, PACKAGED)}"
         )
+    make = import_factory("callbacks", PACKAGED.get(name, name), Callback)
     try:
-        callback = import_object(PACKAGED.get(name, name))(**arguments)
+        callback = make(**arguments)
     except RLTrainingError:
         raise
     except Exception as error:
@@ -128,8 +140,13 @@ class Periodic(Callback):
 class LogMetrics(Periodic):
     """Writes a log row: the one place where training waits for the device."""
 
+    def __init__(self, interval: int) -> None:
+        super().__init__(interval)
+        self._warned = False
+
     def act(self, run: TrainingRun) -> None:
         """Collect the values, let callbacks add theirs, write them."""
+        self._warn_of_endless(run)
         values = run.check_finite()
         for name, value in run.algorithm.schedules(run.progress.clock).items():
             values[f"train/{name}"] = value
@@ -141,7 +158,17 @@ class LogMetrics(Periodic):
         run.extra_values.clear()
         for callback in run.callbacks:
             callback.on_log(run, values)
-        run.metrics_log.write(run.env_steps, values)
+        run.write_row(values)
+
+    def _warn_of_endless(self, run: TrainingRun) -> None:
+        # Here, as it would cost something at each step.
+        length = run.collector.longest_episode
+        if length > run.config.max_eval_steps and not self._warned:
+            self._warned = True
+            name = run.agent.adapter.spec.env_id
+            logger.warning(
+                "%s: a training episode has not ended after %d steps; %s", name, length, ENDLESS
+            )
 
 
 class Evaluate(Periodic):
@@ -169,7 +196,33 @@ class Evaluate(Periodic):
 
 
 class SaveCheckpoint(Periodic):
-    """Saves at each interval; the final checkpoint is `train`'s."""
+    """Saves in the background at each interval, and when some minutes passed without a checkpoint.
+
+    The final checkpoint is `train`'s. When one is due by steps while another is being written, the
+    run waits for that; by time, it is saved after it.
+    """
+
+    def __init__(self, interval: int, minutes: float = 0.0) -> None:
+        super().__init__(interval)
+        self._seconds = 60 * minutes or math.inf
+        self._due_at = math.inf
+
+    def on_start(self, run: TrainingRun) -> None:
+        """Begin to count."""
+        super().on_start(run)
+        self._due_at = time.monotonic() + self._seconds
+
+    def on_checkpoint(self, run: TrainingRun, path: Path) -> None:  # noqa: ARG002
+        """Count again from any checkpoint."""
+        self._due_at = time.monotonic() + self._seconds
+
+    def on_step(self, run: TrainingRun) -> None:
+        """Act if an interval has passed, or save if enough time has."""
+        super().on_step(run)
+        if time.monotonic() >= self._due_at and not (run.progress.finished or run.saving):
+            self._due_at = time.monotonic() + self._seconds  # also if it fails
+            # Episodes are not cut here: what is learned would depend on the clock.
+            run.begin_saving()
 
     def act(self, run: TrainingRun) -> None:
         """Save unless the run is over; where environments cannot be saved, cut their episodes."""
@@ -177,4 +230,4 @@ class SaveCheckpoint(Periodic):
             return
         if run.level == "boundary":
             run.cut_episodes()
-        run.save(episodes_cut=run.level == "boundary")
+        run.begin_saving(episodes_cut=run.level == "boundary")

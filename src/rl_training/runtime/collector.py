@@ -7,6 +7,8 @@ the successor is the last observation of the episode, and a row that only resets
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from math import isfinite
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -15,11 +17,24 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from rl_training.algorithms.base import ActResult
 from rl_training.data.types import PolicyState, Transitions
-from rl_training.envs.snapshots.vector import load_vector_state, save_vector_state
+from rl_training.envs.async_vector_env import QuickAsyncVectorEnv
+from rl_training.envs.snapshots.classes import SnapshotUnavailable
+from rl_training.envs.snapshots.vector import (
+    load_vector_state,
+    outside_data,
+    program_state,
+    save_vector_state,
+)
 from rl_training.envs.spaces import SpaceAdapter
-from rl_training.errors import EnvError, NonFiniteError
+from rl_training.envs.vector_envs import EnvFailure
+from rl_training.errors import CheckpointError, EnvError, NonFiniteError, safe_text
+from rl_training.runtime.process import EnvCalls
+from rl_training.runtime.transcript import Answers, Transcript
+from rl_training.storage.checks import saved_count, saved_number
 from rl_training.storage.state import Stateful
 from rl_training.storage.tree import StateTree
+
+_ONE_BY_ONE = (SyncVectorEnv, AsyncVectorEnv, QuickAsyncVectorEnv)
 
 
 class Act(Protocol):
@@ -50,6 +65,7 @@ class Collector(Stateful):
         "episodes_finished",
         "steps",
     )
+    state_counts = ("episodes_finished", "steps")
 
     def __init__(self, envs: VectorEnv[Any, Any, Any], adapter: SpaceAdapter) -> None:
         self.envs = envs
@@ -62,6 +78,9 @@ class Collector(Stateful):
         self.steps = 0
         self.episodes: deque[Episode] = deque(maxlen=100)
         self.episodes_finished = 0
+        self.calls = EnvCalls()
+        self.transcript = Transcript()
+        self._outside: dict[str, int] | None = None
         self._failed = False
         self._no_rows = np.zeros(self.num_envs, np.bool_)
         self._all_rows = np.ones(self.num_envs, np.bool_)
@@ -74,27 +93,35 @@ class Collector(Stateful):
         envs.single_action_space.seed(seeds[0])
         envs.single_observation_space.seed(seeds[0])
         # A native vector environment draws all its numbers from one generator.
-        one_each = isinstance(envs.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
+        one_each = isinstance(envs.unwrapped, _ONE_BY_ONE)
+        self.calls.enter()
         try:
             obs, _ = envs.reset(seed=cast("int", seeds if one_each else seeds[0]))
         except (Exception, SystemExit) as error:  # its exit() must not skip the save
             raise self._env_error("reset", error) from error
+        finally:
+            self.calls.leave()
         self._obs = self._require_finite(self.adapter.encode(obs))
         self._first = self._all_rows.copy()
         self._resetting = self._no_rows.copy()  # NEXT_STEP: the coming step only resets these
         self._state = tuple(np.array(part) for part in state)  # a resume writes into it
         self._returns = np.zeros(self.num_envs)
         self._lengths = np.zeros(self.num_envs, np.int64)
+        if self._outside is None:
+            self._outside = self._program_state()
 
     def step(self, act: Act) -> Transitions:
         """Act once in every environment."""
         obs, first, state = self._obs, self._first, self._state
         result = act(obs, state, first)
         action = self.adapter.decode(result.action)  # outside: its failure is not the environment's
+        self.calls.enter()
         try:
             raw, reward, terminated, truncated, info = self.envs.step(action)
         except (Exception, SystemExit) as error:
             raise self._env_error("step", error) from error
+        finally:
+            self.calls.leave()
         done = terminated | truncated
         valid = self._all_rows
         if self.mode is AutoresetMode.NEXT_STEP:
@@ -114,6 +141,8 @@ class Collector(Stateful):
         else:
             self._first = done
         self._count(step, done if ended else None)
+        if self.transcript.open:
+            self.transcript.add(obs, result.action, reward, ends)
         return step
 
     def _final_and_reset_obs(
@@ -125,10 +154,13 @@ class Collector(Stateful):
             for row in np.flatnonzero(done):
                 final[row] = self.adapter.encode_one(info["final_obs"][row])
             return final, self._require_finite(obs)
+        self.calls.enter()
         try:
             restarted, _ = self.envs.reset(options={"reset_mask": done})
         except (Exception, SystemExit) as error:
             raise self._env_error("reset", error) from error
+        finally:
+            self.calls.leave()
         return obs, self._require_finite(self.adapter.encode(restarted))
 
     def _count(self, step: Transitions, done: np.ndarray | None) -> None:
@@ -155,6 +187,8 @@ class Collector(Stateful):
 
     def _checked_reward(self, reward: np.ndarray, rows: np.ndarray) -> np.ndarray:
         numbers = np.asarray(reward, np.float32)
+        if numbers.ndim != 1:
+            raise self._env_error("step", ValueError(f"rewards of the shape {numbers.shape}"))
         if not all(map(isfinite, numbers.tolist())):
             self._refuse("reward", ~np.isfinite(numbers) & rows)
         return numbers
@@ -168,6 +202,11 @@ class Collector(Stateful):
                 "numbers."
             )
 
+    @property
+    def longest_episode(self) -> int:
+        """Steps of the longest episode in progress."""
+        return int(self._lengths.max())
+
     def close(self) -> None:
         """Close the environments; after an error in one of them, without waiting for the others."""
         envs = self.envs.unwrapped
@@ -177,27 +216,78 @@ class Collector(Stateful):
                 process.kill()
                 process.join()
             envs.closed = True
+        elif self._failed:
+            with suppress(Exception):  # an error has been reported, and this may follow from it
+                self.envs.close()
         else:
             self.envs.close()
 
     def _env_error(self, call: str, error: BaseException) -> EnvError:
         self._failed = True
-        return EnvError(
-            f"{self.adapter.spec.env_id} raised {type(error).__name__} in {call} at vector step "
-            f"{self.steps + 1}: {error}"
-        )
+        name, when = self.adapter.spec.env_id, f" at vector step {self.steps + 1}"
+        if isinstance(error, EnvFailure):
+            return EnvError(f"{name}: {error.text(when)}")
+        what = f"raised {type(error).__name__} in {call}"
+        return EnvError(f"{name} {what}{when}: {safe_text(error)}")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a collector stood; its environments are restored apart, where they can be."""
+        parts = len(self._state)
         super().load_state_dict(state)
-        episodes = [Episode(**episode) for episode in state["episodes"]]
+        if len(self._state) != parts:  # of a feed-forward policy any would fit
+            raise CheckpointError(f"state: expected {parts} arrays, found {len(self._state)}")
+        episodes = [
+            Episode(saved_number(episode, "episode_return"), saved_count(episode, "length"))
+            for episode in state["episodes"]
+        ]
         self.episodes.clear()
         self.episodes.extend(episodes)
+        for name, array in (("obs", self._obs), ("returns", self._returns)):
+            if not np.isfinite(array).all():
+                raise CheckpointError(f"{name}: expected finite numbers, found others")
 
     def save_envs(self) -> StateTree:
-        """The state of the environments themselves, where it can be saved."""
+        """The state of the environments themselves; SnapshotUnavailable if it cannot be saved."""
+        if reason := self.outside_change():
+            raise SnapshotUnavailable(reason)
         return save_vector_state(self.envs)
 
+    def outside_change(self) -> str:
+        """Which data that their code keeps outside the environments changed since the first reset;
+        empty if none.
+        """
+        return outside_data(self._outside, self.envs) if self._outside else ""
+
+    def replace_envs(self, make: Callable[[], VectorEnv[Any, Any, Any]]) -> None:
+        """Go on in new environments, which are to be reset next."""
+        self.close()
+        self.envs = make()
+
+    def stand_at(self, obs: np.ndarray, resetting: np.ndarray) -> None:
+        """Continue from where restored environments stand."""
+        self._obs, self._resetting = obs, resetting
+
+    def position(self) -> tuple[np.ndarray, np.ndarray]:
+        """Copies of what `stand_at` takes."""
+        return self._obs.copy(), self._resetting.copy()
+
+    def finished_transcript(self) -> dict[str, Any] | None:
+        """The transcript up to here as a checkpoint holds it; None if there is none."""
+        self.transcript.finish(self._obs)
+        return self.transcript.finished
+
+    def answers(self) -> Answers | None:
+        """What the transcript has kept up to here."""
+        return self.transcript.answers(self._obs)
+
+    def _program_state(self) -> dict[str, int]:
+        try:
+            return program_state(self.envs)
+        except SnapshotUnavailable:  # workers of another kind, whose state is out of reach as well
+            return {}
+
     def load_envs(self, state: StateTree) -> None:
-        """Restore the environments."""
+        """Restore the environments; if that fails, they are of no more use."""
+        self._failed = True
         load_vector_state(self.envs, state)
+        self._failed = False

@@ -86,6 +86,10 @@ class ConsoleProgress(Callback):
                 f"{fields['speed']:,.0f} steps/s, {left:,.0f} s left, {fields['returns']}"
             )
 
+    def on_evaluation_start(self, run: TrainingRun) -> None:
+        """Say why the bar stands still."""
+        self._show(run, run.env_steps, evaluating=True)
+
     def on_evaluation(self, run: TrainingRun, evaluation: Evaluation) -> None:
         """Show the result without waiting for the next refresh."""
         self._next_refresh = 0.0
@@ -113,10 +117,13 @@ class ConsoleProgress(Callback):
             with suppress(OSError):
                 bar.stop()
 
-    def _show(self, run: TrainingRun, env_steps: int) -> None:
+    def _show(self, run: TrainingRun, env_steps: int, *, evaluating: bool = False) -> None:
         if self._bar is not None:
+            fields = self._fields(run)
+            if evaluating:
+                fields["returns"] = f"evaluating, {fields['returns']}"
             try:
-                self._bar.update(self._task, completed=env_steps, **self._fields(run))
+                self._bar.update(self._task, completed=env_steps, refresh=evaluating, **fields)
             except OSError:  # the terminal was closed
                 self.close()
 

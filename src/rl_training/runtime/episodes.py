@@ -8,6 +8,7 @@ anything about the environment can be assumed.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -15,10 +16,21 @@ import gymnasium as gym
 import numpy as np
 
 from rl_training.data.types import PolicyState
+from rl_training.envs.contract import step_problem
 from rl_training.envs.spaces import SpaceAdapter
-from rl_training.errors import EnvError, NonFiniteError
+from rl_training.errors import EnvError, NonFiniteError, safe_text
 from rl_training.runtime.collector import Act
+from rl_training.runtime.process import EnvCalls
 from rl_training.runtime.seeding import derive_seed
+
+logger = logging.getLogger("rl_training")
+
+ENDLESS = (
+    "an environment without a time limit may never end an episode: register it with "
+    "max_episode_steps, or add the wrapper {TimeLimit: {max_episode_steps: 1000}}; if its episodes "
+    "are that long, raise max_eval_steps"
+)
+"""What to do about an episode that does not end."""
 
 
 class EpisodeStep(NamedTuple):
@@ -36,15 +48,25 @@ class EpisodePlayer:
 
     Episode k is reset with a seed derived from the given one and k, so its course does not depend
     on which row plays it or when. An exception in an environment becomes an EnvError, and numbers
-    that are not finite a NonFiniteError.
+    that are not finite a NonFiniteError. An episode of `max_steps` steps is cut there as truncated,
+    with a warning.
     """
 
     def __init__(
-        self, make_env: Callable[[], gym.Env[Any, Any]], adapter: SpaceAdapter, *, rows: int = 10
+        self,
+        make_env: Callable[[], gym.Env[Any, Any]],
+        adapter: SpaceAdapter,
+        *,
+        rows: int = 10,
+        max_steps: int | None = None,
+        calls: EnvCalls | None = None,
     ) -> None:
         self._make_env = make_env
         self._adapter = adapter
         self._rows = rows
+        self._max_steps = max_steps
+        self._calls = calls or EnvCalls()
+        self._warned = False
         # The first is made now: what cannot be built is refused before an hour of training.
         self._envs = [make_env()]
 
@@ -70,15 +92,20 @@ class EpisodePlayer:
         for row in range(playable):
             obs[row] = self._reset(row, seed, row)
         first, state = np.ones(rows, np.bool_), initial_state(rows)
+        lengths = [0] * rows
         while active := [row for row in range(rows) if episode_of[row] < episodes]:
             result = act(obs, state, first)
             actions, state = self._adapter.decode(result.action), result.state
             first = np.zeros(rows, np.bool_)
             steps = []
             for row in active:
-                obs[row], step = self._step(row, episode_of[row], actions[row])
+                obs[row], step = self._step(row, episode_of[row], actions[row], seed)
+                lengths[row] += 1
+                if lengths[row] == self._max_steps and not step.terminated:
+                    step = self._cut(step)
                 steps.append(step)
                 if step.terminated or step.truncated:
+                    lengths[row] = 0
                     episode_of[row], started = started, started + 1
                     first[row] = True
                     if episode_of[row] < episodes:
@@ -90,21 +117,46 @@ class EpisodePlayer:
         while self._envs:
             self._envs.pop().close()
 
+    def _cut(self, step: EpisodeStep) -> EpisodeStep:
+        if not step.truncated and not self._warned:
+            self._warned = True
+            logger.warning(
+                "%s: an evaluation episode reached max_eval_steps = %d and was cut there, with its "
+                "return so far; %s",
+                self._adapter.spec.env_id,
+                self._max_steps,
+                ENDLESS,
+            )
+        return step._replace(truncated=True)
+
     def _reset(self, row: int, seed: int, episode: int) -> np.ndarray:
+        episode_seed = derive_seed(seed, "episode", episode)
+        self._calls.enter()
         try:
-            obs, _ = self._envs[row].reset(seed=derive_seed(seed, "episode", episode))
+            obs, _ = self._envs[row].reset(seed=episode_seed)
         except (Exception, SystemExit) as error:  # its exit() must not skip the save
-            raise self._env_error("reset", error) from error
+            raise self._env_error("reset", error, episode, seed) from error
+        finally:
+            self._calls.leave()
         return self._finite("observation", self._adapter.encode_one(obs))
 
-    def _step(self, row: int, episode: int, action: np.ndarray) -> tuple[np.ndarray, EpisodeStep]:
+    def _step(
+        self, row: int, episode: int, action: np.ndarray, seed: int
+    ) -> tuple[np.ndarray, EpisodeStep]:
+        answer = None
+        self._calls.enter()
         try:
-            obs, reward, terminated, truncated, _ = self._envs[row].step(action)
+            answer = self._envs[row].step(action)
+            obs, reward, terminated, truncated, _ = answer
+            next_obs = self._adapter.encode_one(obs)
+            step = EpisodeStep(row, episode, float(reward), bool(terminated), bool(truncated))
         except (Exception, SystemExit) as error:
-            raise self._env_error("step", error) from error
-        next_obs = self._finite("observation", self._adapter.encode_one(obs))
-        self._finite("reward", np.asarray(reward, np.float64))
-        return next_obs, EpisodeStep(row, episode, float(reward), bool(terminated), bool(truncated))
+            problem = "" if answer is None else step_problem(self._adapter.observation, answer)
+            raise self._env_error("step", error, episode, seed, problem) from error
+        finally:
+            self._calls.leave()
+        self._finite("reward", np.asarray(step.reward))
+        return self._finite("observation", next_obs), step
 
     def _finite(self, what: str, values: np.ndarray) -> np.ndarray:
         if not np.isfinite(values).all():
@@ -114,8 +166,11 @@ class EpisodePlayer:
             )
         return values
 
-    def _env_error(self, call: str, error: BaseException) -> EnvError:
+    def _env_error(
+        self, call: str, error: BaseException, episode: int, seed: int, problem: str = ""
+    ) -> EnvError:
+        what = "broke Gymnasium's contract" if problem else f"raised {type(error).__name__}"
         return EnvError(
-            f"{self._adapter.spec.env_id} raised {type(error).__name__} in {call} during an "
-            f"evaluation: {error}"
+            f"{self._adapter.spec.env_id} {what} in {call} during an evaluation (episode {episode},"
+            f" reset seed {derive_seed(seed, 'episode', episode)}): {problem or safe_text(error)}"
         )

@@ -13,6 +13,7 @@ from rl_training.data.types import PolicyState
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.runtime.collector import Act
 from rl_training.runtime.episodes import EpisodePlayer
+from rl_training.runtime.process import EnvCalls
 
 if TYPE_CHECKING:
     from rl_training.algorithms.base import ActResult
@@ -44,8 +45,15 @@ class EvaluationStopped(Exception):
 class Evaluator:
     """Measures the returns of episodes in dedicated environments; training state is not touched."""
 
-    def __init__(self, make_env: Callable[[], gym.Env[Any, Any]], adapter: SpaceAdapter) -> None:
-        self._player = EpisodePlayer(make_env, adapter)
+    def __init__(
+        self,
+        make_env: Callable[[], gym.Env[Any, Any]],
+        adapter: SpaceAdapter,
+        *,
+        max_steps: int | None = None,
+        calls: EnvCalls | None = None,
+    ) -> None:
+        self._player = EpisodePlayer(make_env, adapter, max_steps=max_steps, calls=calls)
 
     def evaluate(
         self,

@@ -17,6 +17,7 @@ from rl_training.algorithms.base import Algorithm
 from rl_training.config.train_config import COMPILE_FROM_UPDATES, TrainConfig
 from rl_training.fast.accelerate import accelerate, has_loss_kernels
 from rl_training.models.cnn.encoders import Convolutions
+from rl_training.runtime.saved_info import saved_info
 from rl_training.storage.checkpoints import Checkpoint
 
 logger = logging.getLogger("rl_training")
@@ -60,9 +61,10 @@ def set_execution(
 
     `threads: auto` is settled first. Without a working compiler the run is eager, and says so.
     """
-    if config.threads == "auto" and not (checkpoint and checkpoint.info.get("threads")):
+    saved = saved_info(checkpoint) if checkpoint else None
+    if config.threads == "auto" and not (saved and saved.threads):
         _add_threads_for(algorithm, batch_size)
-    wanted = checkpoint.info.get("execution", "eager") if checkpoint else config.execution
+    wanted = saved.execution if saved else config.execution
     if wanted == "auto":
         long = planned_updates >= COMPILE_FROM_UPDATES
         compiles = algorithm.compiles and not has_loss_kernels(algorithm)  # these are faster

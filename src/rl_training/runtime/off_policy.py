@@ -16,8 +16,7 @@ def run_off_policy(run: TrainingRun) -> None:
     """Step, store, update as often as owed, until the run is over."""
     import numpy as np  # here, as specs name this loop and are to be listed without delay
 
-    algorithm, buffer, progress = run.algorithm, run.buffer, run.progress
-    normalizer, recent = run.agent.normalizer, run.recent_metrics
+    buffer, progress, normalizer = run.buffer, run.progress, run.agent.normalizer
     scale = run.hyper.reward_scale
     while run.active:
         step = run.collector.step(run.explore)
@@ -27,11 +26,9 @@ def run_off_policy(run: TrainingRun) -> None:
         clock = progress.clock
         for _ in range(progress.updates_owed()):
             batch = normalizer.batch(buffer.sample(run.hyper.batch_size, clock))
-            result = algorithm.update(batch, clock)
-            progress.updates += 1
+            result = run.update(batch, clock)
             if result.priorities is not None:
                 buffer.update_priorities(batch.slots, result.priorities)
-            recent.add(result.metrics)
         run.after_step()
 
 

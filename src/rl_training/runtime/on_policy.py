@@ -16,19 +16,16 @@ def run_on_policy(run: TrainingRun) -> None:
     """Fill a rollout, update on it, forget it, until the run is over."""
     import numpy as np  # here, as specs name this loop and are to be listed without delay
 
-    algorithm, rollout, progress = run.algorithm, run.buffer, run.progress
-    normalizer = run.agent.normalizer
+    rollout, progress, normalizer = run.buffer, run.progress, run.agent.normalizer
     while run.active:
         step = run.collector.step(run.explore)
         rollout.add(step)
         progress.env_steps += int(np.count_nonzero(step.valid))
         if rollout.full:
             taken = rollout.take()
-            result = algorithm.update(normalizer.batch(taken), progress.clock)
+            run.update(normalizer.batch(taken), progress.clock)
             # Only now: acting and updating on one rollout use the same statistics.
             normalizer.observe(taken.obs.cpu().numpy(), taken.valid.cpu().numpy())
-            progress.updates += result.gradient_steps
-            run.recent_metrics.add(result.metrics)
             run.check_finite()  # a policy that is not finite cannot be sampled from
         run.after_step()
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -60,10 +62,98 @@ class Interrupts:
         for each, handler in self._previous.items():
             signal.signal(each, handler if each in _ENDING else signal.SIG_IGN)
 
+    @property
+    def watched(self) -> frozenset[int]:
+        """The signals that are noted, or would have been."""
+        return frozenset(self._previous)
+
     def _restore(self) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous = {}
+
+
+class EnvCalls:
+    """Marks the time a run spends inside its environments, for a watchdog in another thread."""
+
+    def __init__(self) -> None:
+        self.count = 0  # odd inside
+        self._abandoned = False
+
+    def enter(self) -> None:
+        """An environment is called."""
+        self.count += 1
+
+    def leave(self) -> None:
+        """It has returned; too late if the call was abandoned, for then the run is being saved."""
+        self.count += 1
+        while self._abandoned:
+            time.sleep(0.05)
+
+    def abandon(self, count: int) -> bool:
+        """Hold the run where it is, inside call `count`; False if that has returned."""
+        self._abandoned = True
+        self._abandoned = self.count == count
+        return self._abandoned
+
+
+class Watchdog:
+    """Ends a run that a signal reached inside an environment that does not return.
+
+    `give_up` is called with the signal, from a thread, once a call has lasted for `seconds` since
+    the signal: it saves what it can and ends the process. Python's own handlers wait for the main
+    thread, which may be inside a library, so the thread is woken by the C-level one.
+    """
+
+    def __init__(
+        self,
+        interrupts: Interrupts,
+        calls: EnvCalls,
+        *,
+        seconds: float,
+        give_up: Callable[[int], None],
+    ) -> None:
+        self._interrupts, self._calls = interrupts, calls
+        self._seconds, self._give_up = seconds, give_up
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> None:
+        if self._interrupts.watched:  # so this is the main thread
+            self._read, self._write = os.pipe()
+            os.set_blocking(self._write, False)
+            self._previous = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+            self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._thread.ident is not None:
+            signal.set_wakeup_fd(self._previous)
+            os.write(self._write, b"\0")  # no signal has this number
+            self._thread.join()
+            os.close(self._read)
+            os.close(self._write)
+
+    def _watch(self) -> None:
+        while (first := os.read(self._read, 1)[0]) not in self._interrupts.watched:
+            if not first:
+                return
+        noted = since = time.monotonic()
+        count = self._calls.count
+        while True:
+            ready, _, _ = select.select([self._read], [], [], min(0.2, self._seconds / 5))
+            now = time.monotonic()
+            if ready:
+                number = os.read(self._read, 1)[0]
+                if not number:
+                    return
+                # The main thread does not even get to note the first. One that comes with the
+                # first, to the process and to its group, is no second.
+                if number in _ENDING and self._interrupts.received is None and now - noted > 1:
+                    os._exit(128 + number)
+            if self._calls.count != count:
+                count, since = self._calls.count, now
+            elif count % 2 and now - since >= self._seconds and self._calls.abandon(count):
+                self._give_up(first)
+                return
 
 
 def _has_no_handler(number: int) -> bool:

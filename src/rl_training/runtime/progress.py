@@ -37,6 +37,7 @@ class Progress(Stateful):
     """
 
     state_fields = ("env_steps", "updates")
+    state_counts = state_fields
 
     def __init__(self, horizon: int, *, learning_starts: int = 0, replay_ratio: float = 1.0):
         self.horizon = horizon

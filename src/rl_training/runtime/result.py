@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from rl_training.config.loading import dump_yaml
-from rl_training.config.train_config import TrainConfig
 from rl_training.errors import EnvError, NonFiniteError, RLTrainingError, SaveError
 from rl_training.storage.files import write_atomic, write_json
 from rl_training.storage.runs import (
@@ -24,9 +26,14 @@ from rl_training.storage.runs import (
     with_session,
 )
 
+logger = logging.getLogger("rl_training")
+
 if TYPE_CHECKING:  # an outcome can be named without loading what makes one
     from rl_training.runtime.training_run import TrainingRun
+    from rl_training.runtime.verification import Verdict
     from rl_training.storage.checkpoints import Checkpoint
+
+logger = logging.getLogger("rl_training")
 
 # What the last bits of a number depend on. A compiled run may have to go on eagerly.
 ROUNDING_KEYS = ("device", "threads", "execution")
@@ -55,6 +62,20 @@ class TrainResult:
     wall_time_s: float
     run_dir: Path
     checkpoint_path: Path | None
+
+    @classmethod
+    def from_summary(cls, summary: Mapping[str, Any], run_dir: Path) -> TrainResult | None:
+        """The result that a summary.json describes; None if it is none."""
+        try:
+            found = TypeAdapter(cls).validate_python({**summary, "run_dir": run_dir})
+        except ValidationError:
+            return None
+        path = found.checkpoint_path
+        if path is None:
+            return found
+        if path.parent != Path("checkpoints"):  # a file of the run must not lead out of it
+            return None
+        return replace(found, checkpoint_path=run_dir / path)
 
     def summary(self) -> dict[str, object]:
         """The run's summary.json."""
@@ -87,8 +108,13 @@ def command_line(*words: object) -> str:
     return shlex.join([*program, *map(str, words)])
 
 
-def write_records(run: TrainingRun, checkpoint: Checkpoint | None) -> None:
-    """Write config.yaml and metadata.json as a session begins; no older summary stays."""
+def write_records(
+    run: TrainingRun, checkpoint: Checkpoint | None, verification: Verdict | None = None
+) -> None:
+    """Write config.yaml and metadata.json as a session begins; no older summary stays.
+
+    A resume that is not exact is said to be none, and so is every later checkpoint of the run.
+    """
     remove_summary(run.directory)
     write_atomic(run.directory / CONFIG_NAME, dump_yaml(run.config.to_plain()))
     path = run.directory / METADATA_NAME
@@ -105,23 +131,45 @@ def write_records(run: TrainingRun, checkpoint: Checkpoint | None) -> None:
             "execution": run.algorithm.execution,
         },
     )
-    resumed = None if checkpoint is None else resume_entry(checkpoint, run.config, session)
+    resumed = None if checkpoint is None else resume_entry(checkpoint, run, session)
+    if resumed is not None and verification is not None:
+        resumed["verification"] = verification._asdict()
+        resumed["exact"] = resumed["exact"] and verification.verdict != "differs"
     write_json(path, with_session(path, session, resumed))
+    if resumed is not None:
+        run.exact_so_far = resumed["exact"]
+        _report_resume(resumed)
+    if verification is not None and verification.verdict == "differs":
+        run.lower_level(verification.detail)
+
+
+def _report_resume(entry: Mapping[str, Any]) -> None:
+    if changed := entry.get("changed"):
+        named = ", ".join(f"{key} {v['from']} (now {v['to']})" for key, v in changed.items())
+        logger.warning("not an exact continuation, as the checkpoint was saved with: %s", named)
+    if verification := entry.get("verification"):
+        logger.info("resume: %s (%s)", verification["verdict"], verification["detail"])
 
 
 def resume_entry(
-    checkpoint: Checkpoint, config: TrainConfig, session: Mapping[str, Any]
+    checkpoint: Checkpoint, run: TrainingRun, session: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What metadata.json says about a resume; `session` is what it says about the new session."""
-    planned = checkpoint.info["config"]["total_timesteps"]
-    entry = {"checkpoint": checkpoint.path.name, "exact": checkpoint.info["exact"]}
+    from rl_training.runtime.saved_info import saved_info  # here, as it waits for torch
+
+    config, info = run.config, saved_info(checkpoint)
+    planned = info.config.get("total_timesteps")
+    entry: dict[str, Any] = {"checkpoint": checkpoint.path.name, "exact": info.exact}
     if planned != config.total_timesteps:
         # Schedules depend on the planned total: an extension is not an exact continuation.
         entry |= {"exact": False, "extended": {"from": planned, "to": config.total_timesteps}}
+    before = {key: getattr(info, key) for key in ROUNDING_KEYS if key in info.model_fields_set}
+    before |= info.versions
+    now = {**session, **run.versions}
     changed = {
-        key: {"from": checkpoint.info[key], "to": session[key]}
-        for key in ROUNDING_KEYS
-        if key in checkpoint.info and key in session and checkpoint.info[key] != session[key]
+        key: {"from": value, "to": now[key]}
+        for key, value in before.items()
+        if key in now and now[key] != value
     }
     if changed:
         entry |= {"exact": False, "changed": changed}
@@ -142,6 +190,10 @@ def failure(run: TrainingRun, error: Exception) -> Exception:
     An environment that failed has not touched the learner, which is saved; its error then tells
     where, and how to go on.
     """
+    try:
+        run.finish_saving()
+    except Exception as second:  # of two errors the first is the one to tell
+        logger.warning("the last checkpoint was not written: %s", second)
     if isinstance(error, EnvError | NonFiniteError):
         error = type(error)(f"{str(error).rstrip()}\n{_recovery_hint(run)}")
     with suppress(RLTrainingError):  # of two errors the first is the one to tell
@@ -151,6 +203,8 @@ def failure(run: TrainingRun, error: Exception) -> Exception:
 
 
 def _recovery_hint(run: TrainingRun) -> str:
+    from rl_training.runtime.trust import trust_option  # here, as it knows the callbacks
+
     where, trouble = f"The run directory is {run.directory}", ""
     try:
         run.save_after_failure()
@@ -159,7 +213,7 @@ def _recovery_hint(run: TrainingRun) -> str:
     path, step = run.checkpoint_path, run.saved_at
     if path is None:
         return f"{where}; it holds no checkpoint{trouble}."
-    command = command_line("resume", "--checkpoint", run.directory)
+    command = command_line("resume", "--checkpoint", run.directory, *trust_option(run.config))
     return f"{where}; step {step} of the run is saved in {path}{trouble}. Go on with: {command}"
 
 

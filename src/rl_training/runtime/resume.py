@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rl_training.config.base import is_placeholder, plain
+from rl_training.config.base import is_placeholder, plain, untrusted_text
 from rl_training.config.hyper_parameters import HyperParameters
 from rl_training.config.train_config import TrainConfig
 from rl_training.envs.snapshots.classes import SnapshotUnavailable
 from rl_training.errors import CheckpointError, ConfigError, UsageError
 from rl_training.runtime.progress import Speed
+from rl_training.runtime.saved_info import saved_info
 from rl_training.runtime.seeding import global_generator_state, restore_global_generators
 from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.spec_table import saved_algorithm
-from rl_training.storage.checkpoints import Checkpoint, find_checkpoint
+from rl_training.runtime.trust import markers, passed_by, refuse_untrusted
+from rl_training.storage.checkpoints import Checkpoint, find_checkpoint, fitting
+from rl_training.storage.manifest import MANIFEST_NAME, damaged
 
 if TYPE_CHECKING:
     from rl_training.runtime.callbacks import Callback
@@ -35,10 +38,14 @@ FREE_KEYS = frozenset(
         "output_dir",
         "run_name",
         "final_eval_episodes",
+        "checkpoint_minutes",
         "keep_checkpoints",
+        "on_save_error",
         "log_interval",
         "eval_interval",
         "eval_episodes",
+        "max_eval_steps",
+        "env_timeout",
         "callbacks",
         "device",
         "threads",
@@ -48,9 +55,6 @@ FREE_KEYS = frozenset(
 _LOOP_PARTS = ("run", "callbacks", "metrics_log", "envs", "generators")
 
 ENVIRONMENT_KEYS = ("env_id", "env_kwargs", "eval_env_kwargs", "wrappers")
-
-# By which argument an object is passed again; other keys bear the argument's name.
-_PASSED_BY = {"env_id": "env", "eval_env_kwargs": "env_kwargs", "algo_kwargs": "network"}
 
 
 def checkpoint_parts(run: TrainingRun, *, with_envs: bool = True) -> dict[str, Any]:
@@ -62,7 +66,12 @@ def checkpoint_parts(run: TrainingRun, *, with_envs: bool = True) -> dict[str, A
         "envs": _env_state(run) if with_envs else None,
         "generators": global_generator_state(),
     }
-    return {**run.agent.parts(), "replay": run.buffer.state_dict(), "loop": loop}
+    parts = {**run.agent.parts(), "replay": run.buffer.state_dict(), "loop": loop}
+    if with_envs and (transcript := run.collector.finished_transcript()) is not None:
+        parts["transcript"] = transcript
+    if loop["envs"] is not None:
+        run.begin_transcript(loop["envs"])
+    return parts
 
 
 def checkpoint_info(run: TrainingRun, *, exact: bool) -> dict[str, Any]:
@@ -76,25 +85,58 @@ def checkpoint_info(run: TrainingRun, *, exact: bool) -> dict[str, Any]:
         "execution": run.algorithm.execution,
         "device": str(run.algorithm.device),
         "threads": torch.get_num_threads(),
+        "versions": dict(run.versions),
         "config": run.config.to_plain(),
     }
 
 
 def restore_run(run: TrainingRun, checkpoint: Checkpoint) -> None:
-    """Take over a checkpoint; the global generators come last."""
+    """Take over a checkpoint; the global generators come last.
+
+    Whatever does not fit is a CheckpointError that names the part.
+    """
     run.agent.restore(checkpoint)
-    run.buffer.load_state_dict(checkpoint.read("replay"))
+    replay = checkpoint.read("replay")
+    with fitting(checkpoint, "replay"):
+        run.buffer.load_state_dict(_mapping(replay))
     loop = saved_loop(checkpoint)
-    run.load_state_dict(loop["run"])
+    with fitting(checkpoint, "loop.run"):
+        run.load_state_dict(loop["run"])
+        _check_progress(run, checkpoint)
     if loop["envs"] is None:
         run.cut_episodes()
     else:
-        run.collector.load_envs(loop["envs"])
-    _restore_callbacks(run.callbacks, loop["callbacks"])
+        with fitting(checkpoint, "loop.envs"):
+            run.collector.load_envs(loop["envs"])
+    with fitting(checkpoint, "loop.callbacks"):
+        _restore_callbacks(run.callbacks, _mapping(loop["callbacks"]))
     run.best_return = _best_so_far(run, checkpoint)
     run.speed = Speed(run.env_steps)
     run.checkpoint_path, run.saved_at = checkpoint.path, run.env_steps
-    restore_global_generators(loop["generators"])
+    with fitting(checkpoint, "loop.generators"):
+        restore_global_generators(_mapping(loop["generators"]))
+    run.begin_transcript(loop["envs"])
+
+
+def _check_progress(run: TrainingRun, checkpoint: Checkpoint) -> None:
+    """Counters that no run can have would make the next step owe any number of updates."""
+    progress = run.progress
+    if progress.env_steps != checkpoint.env_steps:
+        raise CheckpointError(
+            f"progress.env_steps: expected {checkpoint.env_steps} as in the manifest, found "
+            f"{progress.env_steps}"
+        )
+    if run.agent.spec.loop.replay_ratio(run.hyper) and progress.updates_owed():
+        raise CheckpointError(
+            f"progress.updates: found {progress.updates}, {progress.updates_owed()} away from what "
+            "the replay ratio asks for"
+        )
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise CheckpointError(f"expected a dict with text as keys, found {type(value).__name__}")
+    return value
 
 
 def saved_loop(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -130,10 +172,11 @@ def check_same_run(checkpoint: Checkpoint, config: TrainConfig, spec: AlgorithmS
             f"{checkpoint.path} holds a policy without its training state, so it can be evaluated "
             "but not resumed; resume from the run directory or a step_* checkpoint"
         )
-    saved = _flat(_completed(checkpoint.info["config"], spec.hyper))
+    info = saved_info(checkpoint)
+    saved = _flat(_completed(checkpoint, info.config, spec.hyper))
     given = _flat(config.to_plain())
     # By its name: the same algorithm may have been moved to another module.
-    saved["algo"], given["algo"] = checkpoint.info["algo"], spec.name
+    saved["algo"], given["algo"] = info.algo, spec.name
     differing = [
         f"{key}: saved {saved.get(key)!r}, given {given.get(key)!r}"
         for key in sorted(saved.keys() | given.keys())
@@ -170,29 +213,18 @@ def run_directory_of(checkpoint: Checkpoint) -> Path | None:
     return run_directory if inside else None
 
 
-def unserialized_objects(values: object, key: str = "") -> Iterator[tuple[str, str]]:
-    """The dotted key and the text of every marker, such as `<callable f>`, in a configuration.
-
-    A marker stands for a Python object that a file could not hold.
-    """
-    if is_placeholder(values):
-        yield key, values
-    elif isinstance(values, dict | list | tuple):
-        items = values.items() if isinstance(values, dict) else enumerate(values)
-        for name, inner in items:
-            yield from unserialized_objects(inner, f"{key}.{name}" if key else str(name))
-
-
 def refuse_unserialized(config: TrainConfig, *keys: str) -> None:
-    """Raise ConfigError if one of these keys (all, if none is named) holds a marker."""
+    """Refuse a configuration in which one of these keys (all, if none is named) holds a marker."""
     values = {key: getattr(config, key) for key in keys or type(config).model_fields}
     missing = [
         f"{key}: this run was given an object here ({text}), which no file can hold; in Python, "
-        f"pass it again: load(path, {_PASSED_BY.get(top := key.split('.')[0], top)}=...)"
-        for key, text in unserialized_objects(values)
+        f"pass it again: load(path, {passed_by(key)}=...)"
+        for key, text in markers(values)
+        if untrusted_text(text) is None
     ]
     if missing:
         raise ConfigError("\n".join(missing))
+    refuse_untrusted(values)
 
 
 def _env_state(run: TrainingRun) -> Any:
@@ -211,11 +243,11 @@ def _callback_states(callbacks: Sequence[Callback]) -> dict[str, dict[str, Any]]
     return {name: state for name, state in states.items() if state}
 
 
-def _restore_callbacks(callbacks: Sequence[Callback], saved: dict[str, dict[str, Any]]) -> None:
+def _restore_callbacks(callbacks: Sequence[Callback], saved: dict[str, Any]) -> None:
     named = _named(callbacks)
     for name, state in saved.items():
         if name in named:
-            named[name].load_state_dict(state)
+            named[name].load_state_dict(_mapping(state))
         else:
             logger.warning("the checkpoint holds a state of callback %s, not given now", name)
 
@@ -236,16 +268,22 @@ def _best_so_far(run: TrainingRun, checkpoint: Checkpoint) -> float | None:
     saved = run.best_return
     try:
         best = find_checkpoint(checkpoint.path.parent, best=True, parts=())
+        found = saved_info(best).eval_return_mean
     except CheckpointError:
         return saved
-    found: float | None = best.info.get("eval_return_mean")
     if found is None or best.env_steps > run.env_steps:
         return saved
     return found if saved is None else max(saved, found)
 
 
-def _completed(saved: dict[str, Any], hyper: type[HyperParameters]) -> dict[str, Any]:
+def _completed(
+    checkpoint: Checkpoint, saved: dict[str, Any], hyper: type[HyperParameters]
+) -> dict[str, Any]:
     """A saved configuration with the defaults of the keys that came after it."""
+    if not isinstance(saved.get("algo_kwargs"), dict):
+        raise damaged(
+            checkpoint.path / MANIFEST_NAME, "info.config: its algo_kwargs are no mapping"
+        )
     defaults = {
         name: plain(field.get_default(call_default_factory=True))
         for name, field in TrainConfig.model_fields.items()

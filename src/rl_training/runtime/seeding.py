@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
 from rl_training.errors import CheckpointError
+from rl_training.storage.checks import saved_value
 from rl_training.storage.generators import generator_state, set_generator_state
 
 # The objects behind the functions of the two modules.
@@ -35,6 +38,17 @@ def seed_global_generators(seed: int) -> None:
     torch.manual_seed(derive_seed(seed, "torch"))
 
 
+@contextmanager
+def global_generators_seeded(seed: int) -> Iterator[None]:
+    """Seed the generators that are not ours for what is built inside; put them back afterwards."""
+    before = global_generator_state()
+    seed_global_generators(seed)
+    try:
+        yield
+    finally:
+        restore_global_generators(before)
+
+
 def global_generator_state() -> dict[str, Any]:
     """The state of Python's, NumPy's and torch's global generators."""
     return {
@@ -52,11 +66,12 @@ def _cuda_in_use() -> bool:
 
 def restore_global_generators(state: dict[str, Any]) -> None:
     """Restore the global generators; the last step of a resume, since the others may draw."""
-    set_generator_state(_PYTHON, state["python"])
-    set_generator_state(_NUMPY, state["numpy"])
+    set_generator_state(_PYTHON, saved_value(state, "python"))
+    set_generator_state(_NUMPY, saved_value(state, "numpy"))
     try:
-        torch.set_rng_state(state["torch"])
-        for device in range(min(len(state["cuda"]), torch.cuda.device_count())):
-            torch.cuda.set_rng_state(state["cuda"][device], device)
-    except (TypeError, RuntimeError) as error:
+        torch.set_rng_state(saved_value(state, "torch"))
+        devices = list(saved_value(state, "cuda"))
+        for device in range(min(len(devices), torch.cuda.device_count())):
+            torch.cuda.set_rng_state(devices[device], device)
+    except (TypeError, RuntimeError, AttributeError) as error:
         raise CheckpointError(f"the state of torch's generators is malformed: {error}") from error

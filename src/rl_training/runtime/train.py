@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import sys
+import threading
+import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 
 from rl_training.config.train_config import TrainConfig, check_hyper_parameters
-from rl_training.errors import ConfigError, UsageError
+from rl_training.errors import ConfigError, EnvError, UsageError
 from rl_training.runtime.assembly import RunPlan, assemble, build
 from rl_training.runtime.callbacks import Callback, configured_callbacks
 from rl_training.runtime.execution import set_execution, threads
-from rl_training.runtime.process import Interrupts, keep_freed_memory
+from rl_training.runtime.origin import find_origin, new_directory
+from rl_training.runtime.process import Interrupts, Watchdog, keep_freed_memory
 from rl_training.runtime.result import (
     TrainingInterrupted,
     TrainResult,
@@ -20,19 +27,15 @@ from rl_training.runtime.result import (
     write_records,
     write_result,
 )
-from rl_training.runtime.resume import (
-    checkpoint_to_resume,
-    refuse_unserialized,
-    restore_run,
-    run_directory_of,
-    saved_loop,
-)
+from rl_training.runtime.resume import refuse_unserialized, restore_run
+from rl_training.runtime.saved_info import saved_info
 from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.spec_table import portable_name
 from rl_training.runtime.training_run import TrainingRun
+from rl_training.runtime.verification import verify_resume
 from rl_training.storage.checkpoints import set_aside_newer
 from rl_training.storage.metrics_log import MetricsLog
-from rl_training.storage.runs import RunLock, create_run_directory, default_run_name
+from rl_training.storage.runs import RunLock
 
 logger = logging.getLogger("rl_training")
 
@@ -63,43 +66,60 @@ def train(
     *,
     callbacks: Sequence[Callback] = (),
     resume: str | Path | None = None,
+    auto_resume: bool = False,
 ) -> TrainResult:
     """Train one agent to the end of its budget and leave a complete run directory.
 
-    A signal such as SIGINT or SIGTERM saves a checkpoint and raises TrainingInterrupted.
+    With `auto_resume` the directory follows from the configuration, and whatever is there of the
+    run is gone on with; a finished one gives its result again. A signal such as SIGINT or SIGTERM
+    saves a checkpoint and raises TrainingInterrupted.
     """
     hyper = check_hyper_parameters(spec.hyper, config.algo_kwargs)
     # Store a reference any process can resolve: another one may resume the run.
     config = config.with_changes(
         algo=portable_name(spec) or spec.name, algo_kwargs=hyper.model_dump()
     )
-    callbacks = (*configured_callbacks(config.callbacks), *_checked_callbacks(callbacks))
-    plan = RunPlan(spec=spec, config=config, hyper=hyper, callbacks=callbacks)
     refuse_unserialized(config)
+    callbacks = (*configured_callbacks(config.callbacks), *_checked_callbacks(callbacks))
     keep_freed_memory()
-    checkpoint = None if resume is None else checkpoint_to_resume(resume, config, spec)
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
-        stack.enter_context(threads(config, checkpoint.info.get("threads") if checkpoint else None))
+        origin = find_origin(spec, config, stack, resume=resume, auto_resume=auto_resume)
+        if origin.finished is not None:
+            return origin.finished
+        checkpoint = origin.checkpoint
+        plan = RunPlan(
+            spec=spec, config=config, hyper=hyper, callbacks=callbacks, checkpoint=checkpoint
+        )
+        stack.enter_context(threads(config, saved_info(checkpoint).threads if checkpoint else None))
         components = build(plan)
         stack.callback(components.close)
         num_envs = components.collector.num_envs
         updates = spec.loop.planned_updates(hyper, config.total_timesteps, num_envs)
         set_execution(components.agent.algorithm, config, hyper.batch_size, updates, checkpoint)
-        run_directory = run_directory_of(checkpoint) if checkpoint else None
-        directory = run_directory or _new_directory(spec, config)
-        stack.enter_context(RunLock(directory))
-        saved_log = saved_loop(checkpoint)["metrics_log"] if checkpoint and run_directory else None
-        log = stack.enter_context(closing(MetricsLog(directory, resume_from=saved_log)))
+        directory = origin.directory or new_directory(spec, config, auto_resume=auto_resume)
+        if origin.directory is None:
+            stack.enter_context(RunLock(directory))
+        log = stack.enter_context(closing(MetricsLog(directory, resume_from=origin.metrics_log)))
         run = assemble(plan, components, directory, log, interrupts)
-        if checkpoint is not None:
+        stack.enter_context(run.writer)
+        verification = None
+        if checkpoint is None:
+            run.begin_transcript()
+        else:
+            # First: its environments may share something with the run's, such as spaces of a class.
+            verification = verify_resume(run, checkpoint)
             restore_run(run, checkpoint)
-            if run_directory is None:
-                run.checkpoint_path = run.saved_at = None  # this directory holds none yet
-            else:
-                _set_aside_newer(run)
-        write_records(run, checkpoint)
-        return _run_to_end(run, spec)
+        if origin.directory is None:
+            run.checkpoint_path = run.saved_at = None  # this directory holds none yet
+        else:
+            if checkpoint is not None:
+                run.writer.continue_from(checkpoint)
+            _set_aside_newer(run)
+        write_records(run, checkpoint, verification)
+        calls, seconds = run.collector.calls, config.env_timeout
+        with Watchdog(interrupts, calls, seconds=seconds, give_up=partial(_give_up, run)):
+            return _run_to_end(run, spec)
 
 
 def _run_to_end(run: TrainingRun, spec: AlgorithmSpec) -> TrainResult:
@@ -108,6 +128,7 @@ def _run_to_end(run: TrainingRun, spec: AlgorithmSpec) -> TrainResult:
         for callback in run.callbacks:
             callback.on_start(run)
         spec.loop.run(run)
+        run.finish_saving()
         if not run.interrupts.received:
             run.save()
             if run.config.final_eval_episodes:
@@ -125,6 +146,20 @@ def _run_to_end(run: TrainingRun, spec: AlgorithmSpec) -> TrainResult:
     if run.interrupts.received:
         raise TrainingInterrupted(result, run.interrupts.received)
     return result
+
+
+def _give_up(run: TrainingRun, number: int) -> None:
+    """Save the learner while the main thread is stuck in an environment, and end the process."""
+    try:
+        frame = sys._current_frames()[threading.main_thread().ident or 0]
+        stack = "".join(traceback.format_stack(frame)[-4:])
+        error = EnvError(
+            f"{run.agent.adapter.spec.env_id} did not return within {run.config.env_timeout:g} s "
+            f"(env_timeout) after {signal.Signals(number).name}. It is here:\n{stack}"
+        )
+        print(failure(run, error), file=sys.stderr, flush=True)
+    finally:
+        os._exit(128 + number)
 
 
 def _set_aside_newer(run: TrainingRun) -> None:
@@ -150,10 +185,3 @@ def _checked_callbacks(callbacks: object) -> Sequence[Callback]:
     raise UsageError(
         f"callbacks: expected a list of Callback objects such as [MyCallback()], found {callbacks}"
     )
-
-
-def _new_directory(spec: AlgorithmSpec, config: TrainConfig) -> Path:
-    name = config.run_name or default_run_name(
-        spec.name, str(config.to_plain()["env_id"]), config.seed
-    )
-    return create_run_directory(Path(config.output_dir), name=name)

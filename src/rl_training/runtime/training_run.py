@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
-import torch
+from gymnasium.vector import VectorEnv
 
-from rl_training.algorithms.base import ActResult, Algorithm
+from rl_training.algorithms.base import ActResult, Algorithm, UpdateResult
 from rl_training.config.train_config import TrainConfig
 from rl_training.data.metrics import RecentMetrics
-from rl_training.data.types import PolicyState
-from rl_training.errors import NonFiniteError
+from rl_training.data.types import Clock, PolicyState
+from rl_training.envs.snapshots.classes import SnapshotUnavailable
+from rl_training.errors import DivergenceError, NonFiniteError, SaveError
 from rl_training.runtime.agent import Agent
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import Collector
+from rl_training.runtime.divergence import batch_tensors, non_finite, write_dump
 from rl_training.runtime.evaluator import Evaluation, EvaluationStopped, Evaluator
 from rl_training.runtime.process import Interrupts
 from rl_training.runtime.progress import Progress, Speed
@@ -29,10 +31,14 @@ from rl_training.runtime.seeding import (
     derive_seed,
     env_seeds,
     global_generator_state,
+    global_generators_seeded,
     restore_global_generators,
 )
+from rl_training.runtime.transcript import Start
+from rl_training.storage.checkpoint_writer import CheckpointWriter, Written
 from rl_training.storage.checkpoints import prune, write_checkpoint
-from rl_training.storage.files import write_json
+from rl_training.storage.checks import saved_number
+from rl_training.storage.files import read_json_object, write_json
 from rl_training.storage.metrics_log import MetricsLog
 from rl_training.storage.state import Stateful
 
@@ -69,6 +75,11 @@ class TrainingRun(Stateful):
     level: str
     level_reason: str
     interrupts: Interrupts
+    make_envs: Callable[[], VectorEnv[Any, Any, Any]]
+    reset_seeds: list[int]
+    build_seed: int
+    versions: Mapping[str, str] = field(default_factory=dict)
+    exact_so_far: bool = True
     best_return: float | None = None
     last_evaluation: Evaluation | None = None
     last_evaluation_at: int | None = None
@@ -79,6 +90,22 @@ class TrainingRun(Stateful):
     speed: Speed = field(default_factory=Speed)
     extra_values: dict[str, float] = field(default_factory=dict)
     recent_metrics: RecentMetrics = field(default_factory=RecentMetrics)
+    batch: Any = None  # of the latest update
+    diverged: bool = False
+    writer: CheckpointWriter = field(init=False)
+
+    def __post_init__(self) -> None:
+        folder = self.directory / "checkpoints"
+        self.writer = CheckpointWriter(folder, keep=self.config.keep_checkpoints)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over where the loop of a run stood."""
+        super().load_state_dict(state)
+        for name in self.extra_values:
+            saved_number(self.extra_values, name)
+        if self.best_return is not None:
+            self.best_return = saved_number(state, "best_return")
+        saved_number(state, "elapsed")
 
     # What callbacks use.
 
@@ -112,8 +139,7 @@ class TrainingRun(Stateful):
 
     def log_evaluation(self, values: Mapping[str, float]) -> None:
         """Log values that belong to this evaluation, as `eval/...`; evidence cards keep them."""
-        row = {f"eval/{name}": float(value) for name, value in values.items()}
-        self.metrics_log.write(self.env_steps, row)
+        self.write_row({f"eval/{name}": float(value) for name, value in values.items()})
 
     def stop(self, reason: str) -> None:
         """End the run after the current step; it counts as finished."""
@@ -125,6 +151,8 @@ class TrainingRun(Stateful):
         if self.evaluator is None:
             return None
         self.agent.clock = self.progress.clock
+        for callback in self.callbacks:
+            callback.on_evaluation_start(self)
         generators = global_generator_state()
         try:
             evaluation = self.evaluator.evaluate(
@@ -142,50 +170,50 @@ class TrainingRun(Stateful):
         self.last_evaluation, self.last_evaluation_at = evaluation, self.env_steps
         if self.best_return is None or evaluation.mean > self.best_return:
             self.best_return = evaluation.mean
-            self._save_best(evaluation)
-        self.metrics_log.write(
-            self.env_steps,
-            {"eval/return_mean": evaluation.mean, "eval/return_std": evaluation.std},
-        )
+            self.finish_saving()  # one writer at a time; its error is not that of an optional copy
+            with self.save_errors("the best policy", optional=True):
+                self._save_best(evaluation)
+        self.write_row({"eval/return_mean": evaluation.mean, "eval/return_std": evaluation.std})
         for callback in self.callbacks:
             callback.on_evaluation(self, evaluation)
         return evaluation
 
     def save(self, *, episodes_cut: bool = False) -> Path:
-        """Write a checkpoint from which the run can be resumed.
+        """Write a checkpoint from which the run can be resumed; it is there when this returns.
 
         At level `boundary` that is exact only where episodes were cut for it.
         """
-        parts = checkpoint_parts(self)  # may find that the environments cannot be saved any more
-        exact = self.level == "exact" or (self.level == "boundary" and episodes_cut)
-        return self._write(parts, exact=exact)
+        self.finish_saving()
+        return self._saved(self.writer.write(**self._checkpoint(episodes_cut=episodes_cut)))
 
     def save_after_failure(self) -> Path | None:
         """Save what was learned when an environment failed, without the environments' state.
 
-        None if the weights are not finite.
+        None if learning itself failed: earlier checkpoints are worth more than one at that point.
         """
+        self.finish_saving()
         if self.saved_at == self.env_steps:
             return self.checkpoint_path
+        if self.diverged:
+            return None
         try:
-            return self._write(checkpoint_parts(self, with_envs=False), exact=False)
+            return self._saved(self.writer.write(**self._checkpoint(with_envs=False)))
         except NonFiniteError:
             return None
 
-    def _write(self, parts: dict[str, Any], *, exact: bool) -> Path:
+    def _checkpoint(self, *, with_envs: bool = True, episodes_cut: bool = False) -> dict[str, Any]:
+        """What the writer needs of this moment."""
+        parts = checkpoint_parts(self, with_envs=with_envs)  # may lower the level
+        exact = self.level == "exact" or (self.level == "boundary" and episodes_cut)
         self.check_finite()
-        self.checkpoint_path = write_checkpoint(
-            self.directory / "checkpoints",
-            kind="step",
-            env_steps=self.env_steps,
-            parts=parts,
-            info=checkpoint_info(self, exact=exact),
-        )
-        self.saved_at = self.env_steps
-        prune(self.directory / "checkpoints", keep=self.config.keep_checkpoints)
+        info = checkpoint_info(self, exact=exact and with_envs and self.exact_so_far)
+        return {"env_steps": self.env_steps, "parts": parts, "info": info}
+
+    def _saved(self, written: Written) -> Path:
+        self.checkpoint_path, self.saved_at = written
         for callback in self.callbacks:
-            callback.on_checkpoint(self, self.checkpoint_path)
-        return self.checkpoint_path
+            callback.on_checkpoint(self, written.path)
+        return written.path
 
     # What the loops use.
 
@@ -204,12 +232,46 @@ class TrainingRun(Stateful):
         self.agent.clock = self.progress.clock
         return self.agent.act(obs, state, first, explore=True)
 
+    def update(self, batch: Any, clock: Clock) -> UpdateResult:
+        """One update of the algorithm; raises DivergenceError at the first value not finite."""
+        self.batch = batch
+        try:
+            result = self.algorithm.update(batch, clock)
+        except DivergenceError as error:
+            self._refuse(str(error))
+        self.progress.updates += result.gradient_steps
+        if not self.recent_metrics.add(result.metrics):
+            self.check_finite()
+        return result
+
     def after_step(self) -> None:
         """Call `on_step` of every callback."""
+        if self.writer.finished:
+            self.finish_saving()
         for callback in self.callbacks:
             callback.on_step(self)
 
     # What the built-in callbacks and `train` use.
+
+    def begin_saving(self, *, episodes_cut: bool = False) -> None:
+        """Save as `save` does, but written in the background while the run goes on."""
+        self.finish_saving()
+        self.writer.begin(**self._checkpoint(episodes_cut=episodes_cut))
+
+    @property
+    def saving(self) -> bool:
+        """Whether a checkpoint is being written in the background."""
+        return self.writer.busy
+
+    def finish_saving(self) -> None:
+        """Wait for the checkpoint in progress, if any.
+
+        What kept it from being written is raised, or warned of with `on_save_error: warn`.
+        """
+        with self.save_errors("the checkpoint"):
+            written = self.writer.wait()
+            if written is not None:
+                self._saved(written)
 
     def check_finite(self) -> dict[str, float]:
         """Mean metrics of the recent updates; raises if one, or a weight, is not finite."""
@@ -218,23 +280,74 @@ class TrainingRun(Stateful):
             if not np.isfinite(value):
                 self._refuse(f"training metric {name!r}")
         for part, network in self.algorithm.networks().items():
-            for name, parameter in network.named_parameters():
-                if not torch.isfinite(parameter).all():
-                    self._refuse(f"weight {part}.{name}")
+            if (weight := non_finite(dict(network.named_parameters()))) is not None:
+                self._refuse(f"weight {part}.{weight}")
         return {f"train/{name}": value for name, value in values.items()}
 
+    def write_row(self, values: Mapping[str, Any]) -> None:
+        """Write a row of the log."""
+        with self.save_errors("a row of the log"):
+            self.metrics_log.write(self.env_steps, values)
+
+    @contextmanager
+    def save_errors(self, what: str, *, optional: bool = False) -> Iterator[None]:
+        """Turns a SaveError into a warning if `on_save_error` or being optional allows it."""
+        try:
+            yield
+        except SaveError as error:
+            if self.config.on_save_error == "stop" and not optional:
+                raise
+            logger.warning("step %d: %s was not saved: %s", self.env_steps, what, error)
+
     def lower_level(self, reason: str) -> None:
-        """The environments can no longer be saved: say so, also in the run's record."""
+        """The environments can no longer be resumed exactly: say so, also in the run's record."""
         logger.warning("resume level: now statistical, it was %s (%s)", self.level, reason)
         self.level, self.level_reason = "statistical", reason
+        self.collector.transcript.begin(None)
         path = self.directory / "metadata.json"
-        record = json.loads(path.read_text()) if path.exists() else {}
+        record = read_json_object(path)
         write_json(path, record | {"resume_level": self.level, "resume_level_reason": reason})
 
     def cut_episodes(self) -> None:
-        """Begin new episodes everywhere, with seeds that depend on the step alone."""
-        seeds = env_seeds(self.config.seed, self.collector.num_envs, "cut", self.env_steps)
-        self.collector.reset(seeds, self.algorithm.initial_state(self.collector.num_envs))
+        """Begin new episodes everywhere, with seeds that depend on the step alone.
+
+        At level `boundary` that is in new environments: what is left of earlier episodes after a
+        reset, such as the order of a simulator's contacts, would be missing in a resumed run.
+        """
+        self.collector.finished_transcript()  # the next checkpoint holds what led up to it
+        num_envs = self.collector.num_envs
+        self.reset_seeds = env_seeds(self.config.seed, num_envs, "cut", self.env_steps)
+        if self.level == "boundary":
+            self.build_seed = derive_seed(self.config.seed, "build", self.env_steps)
+        with global_generators_seeded(self.build_seed):
+            if self.level == "boundary":
+                self.collector.replace_envs(self.make_envs)
+            self.collector.reset(self.reset_seeds, self.algorithm.initial_state(num_envs))
+        if self.level == "boundary" and (reason := self.collector.outside_change()):
+            self.lower_level(reason)
+        self.begin_transcript()
+
+    def begin_transcript(self, envs: Any = None) -> None:
+        """Begin to keep what is done and answered, from the state `envs` or as it is now."""
+        if self.level == "statistical":
+            return
+        if self.level == "exact" and envs is None:
+            try:
+                envs = self.collector.save_envs()
+            except SnapshotUnavailable as error:
+                self.lower_level(str(error))
+                return
+        obs, resetting = self.collector.position()
+        start = Start(
+            env_steps=self.env_steps,
+            build_seed=self.build_seed,
+            seeds=self.reset_seeds,
+            envs=envs,
+            obs=obs,
+            resetting=resetting,
+            generators=global_generator_state(),
+        )
+        self.collector.transcript.begin(start)
 
     def _save_best(self, evaluation: Evaluation) -> None:
         self.check_finite()
@@ -247,11 +360,26 @@ class TrainingRun(Stateful):
         )
         prune(self.directory / "checkpoints", keep=self.config.keep_checkpoints)
 
-    def _refuse(self, what: str) -> None:
-        raise NonFiniteError(
-            f"the {what} is not finite at step {self.env_steps} (update {self.updates}). Training "
-            "stopped and nothing non-finite was saved. A smaller learning rate, gradient clipping "
-            "(max_grad_norm) or smaller rewards usually help."
+    def _refuse(self, what: str) -> NoReturn:
+        self.diverged = True
+        if (name := non_finite(batch_tensors(self.batch))) is not None:
+            what = f"{name} of the batch"  # it came first
+        report = {
+            "origin": what,
+            "env_steps": self.env_steps,
+            "updates": self.updates,
+            # To read a number after each update, a GPU would have to wait.
+            "checked": "each update" if self.algorithm.device.type == "cpu" else "log intervals",
+            "metrics": self.recent_metrics.means(),
+        }
+        try:
+            dump = f"The batch is in {write_dump(self.directory, self.batch, report)}. "
+        except SaveError as error:
+            dump = f"The batch could not be saved ({error}) "
+        raise DivergenceError(
+            f"the {what} is not finite at step {self.env_steps} (after {self.updates} updates). "
+            f"Training stopped and nothing non-finite was saved. {dump}A smaller learning rate, "
+            "gradient clipping (max_grad_norm) or smaller rewards usually help."
         )
 
 

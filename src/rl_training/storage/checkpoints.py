@@ -1,40 +1,41 @@
 """Checkpoints: directories of plain data that are written atomically and verified before use.
 
 A checkpoint holds `manifest.json` and, for each part (`agent`, `replay`, ...), `PART.json` with
-the structure and `PART.safetensors` with the tensors. There is no pickle on any path. The SHA-256
-sums find accidents; against a forged file protects that the format can only hold data, and that
-every bound is checked. Everything is verified against the manifest before it is parsed.
+the structure and `PART.safetensors` with the tensors. Rows of a replay memory are in segments,
+`PART.NUMBER.safetensors`, of which one that an earlier checkpoint holds is linked, not written
+again; so each directory is complete, and a file goes when the last one that needs it does.
+
+There is no pickle on any path. The SHA-256 sums find accidents; against a forged file protects that
+the format can only hold data, and that every bound is checked. Everything is verified against the
+manifest before it is parsed.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
-import json
+import itertools
 import os
-import re
-import stat
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, TypeVar
 
-import torch
 from torch import Tensor
 
-from rl_training.errors import CheckpointError, NonFiniteError, UsageError
+from rl_training.errors import CheckpointError, NonFiniteError, RLTrainingError, UsageError
+from rl_training.storage.checkpoint_names import DIRECTORY, age, list_checkpoints
 from rl_training.storage.files import (
-    Bytes,
     fsync_directory,
     make_directory,
+    open_ordinary,
     parse_json,
     remove,
     save_error,
-    sweep,
-    temporary_directory,
     with_retries,
-    write_new,
 )
 from rl_training.storage.manifest import (
     KINDS,
@@ -42,17 +43,39 @@ from rl_training.storage.manifest import (
     MAX_MANIFEST_BYTES,
     SUFFIXES,
     FileEntry,
-    check_part_name,
     damaged,
-    manifest_bytes,
     parse_manifest,
+    segment_name,
+    segment_part,
 )
-from rl_training.storage.tensor_file import CHUNK_BYTES, file_chunks, read_tensors
-from rl_training.storage.tree import StateTree, join, split
+from rl_training.storage.prepared_checkpoint import (
+    MAX_STRUCTURE_BYTES,
+    EarlierRows,
+    Key,
+    PreparedCheckpoint,
+    check_finite,
+)
+from rl_training.storage.rows import RowBlock, SavedRows, segment_block
+from rl_training.storage.tensor_file import read_tensors
+from rl_training.storage.tree import Decoder, Node, StateTree, join
 
 CHECKPOINTS_DIR_NAME = "checkpoints"
-MAX_STRUCTURE_BYTES = 64 << 20
-_DIRECTORY = re.compile(r"(step|best)_([0-9]{12,18})(?:-([0-9]{1,9}))?")
+HASHED_BYTES = 1 << 20  # at a time, so that verifying takes little memory
+PRUNED_ATTEMPTS = 10
+
+T = TypeVar("T")
+
+
+class CheckpointGone(CheckpointError):
+    """A checkpoint that was deleted while it was read, as a run in progress deletes old ones."""
+
+
+def despite_pruning(action: Callable[[], T]) -> T:
+    """The result of `action`, which finds and reads a checkpoint, begun again if it was deleted."""
+    for _ in range(PRUNED_ATTEMPTS - 1):
+        with suppress(CheckpointGone):
+            return action()
+    return action()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +91,7 @@ class Checkpoint:
     info: Mapping[str, Any]
     files: Mapping[str, FileEntry]
     skipped: tuple[str, ...] = ()
+    rows: dict[Key, SavedRows] = field(default_factory=dict, compare=False)  # those read so far
 
     @classmethod
     def open(cls, path: Path) -> Checkpoint:
@@ -94,45 +118,133 @@ class Checkpoint:
     def verify(self, parts: Collection[str] | None = None) -> None:
         """Compare size and SHA-256 of every file (or of some parts) with the manifest."""
         for part in self.parts if parts is None else parts:
-            for suffix in SUFFIXES:
-                with self._verified(part, suffix):
+            self._require(part)
+            names = [part + suffix for suffix in SUFFIXES] + self._segment_names(part)
+            for name in names:
+                with self._verified(name):
                     pass
 
     def read(self, part: str) -> StateTree:
-        """The state of one part, verified before it is parsed."""
-        with self._verified(part, ".json") as (file, size):
+        """The state of one part, verified before it is parsed.
+
+        Rows in it are read when they are loaded, each segment verified before it is parsed.
+        """
+        self._require(part)
+        with self._verified(f"{part}.json") as (file, size):
             if size > MAX_STRUCTURE_BYTES:
                 raise damaged(self.path / f"{part}.json", f"{size} bytes are too many")
             structure_bytes = file.read(size)
-        with self._verified(part, ".safetensors") as (file, size):
+        with self._verified(f"{part}.safetensors") as (file, size):
             try:
                 tensors = read_tensors(file, size)
             except ValueError as error:
                 raise damaged(self.path / f"{part}.safetensors", str(error)) from error
+        if part == "agent":
+            self._refuse_non_finite(part, tensors)
+        decoder = _PartDecoder(tensors, partial(self._read_segment, part))
         try:
-            return join(parse_json(structure_bytes), tensors)
+            tree = join(parse_json(structure_bytes), tensors, decoder=decoder)
+            named = [segment_name(part, n) for x in decoder.rows.values() for n in x.numbers]
+            if sorted(named) != sorted(self._segment_names(part)):
+                raise ValueError("the segments are not those of the manifest")
         except (ValueError, CheckpointError) as error:
             raise damaged(self.path / f"{part}.json", str(error)) from error
+        self.rows.update({(part, path): rows for path, rows in decoder.rows.items()})
+        return tree
 
-    @contextmanager
-    def _verified(self, part: str, suffix: str) -> Iterator[tuple[BufferedReader, int]]:
+    def earlier_rows(self) -> EarlierRows:
+        """The rows that were loaded from this checkpoint, for the next one to link."""
+        loaded = {key: (rows.log, rows.segments) for key, rows in self.rows.items()}
+        rows = {key: (log, segments) for key, (log, segments) in loaded.items() if log is not None}
+        return EarlierRows(self.path, rows)
+
+    def _refuse_non_finite(self, part: str, tensors: Mapping[str, Tensor]) -> None:
+        """Such weights are never written, and some networks fail with them in strange ways."""
+        try:
+            check_finite(part, tensors, self.env_steps)
+        except NonFiniteError as error:
+            raise damaged(self.path / f"{part}.safetensors", str(error)[:200]) from error
+
+    def _segment_names(self, part: str) -> list[str]:
+        return [name for name in self.files if segment_part(name) == part]
+
+    def _read_segment(self, part: str, number: int) -> tuple[RowBlock, FileEntry]:
+        name = segment_name(part, number)
+        with self._verified(name) as (file, size):
+            try:
+                return segment_block(read_tensors(file, size)), self.files[name]
+            except (ValueError, TypeError) as error:  # of a type that no array has
+                raise damaged(self.path / name, str(error)) from error
+
+    def _require(self, part: str) -> None:
         if not self.has(part):
             raise CheckpointError(
                 f"{self.path}: expected a part {part!r}, found {', '.join(self.parts)}. It was "
                 "saved without that part; use another checkpoint."
             )
-        path = self.path / (part + suffix)
-        expected = self.files[part + suffix]
+
+    @contextmanager
+    def _verified(self, name: str) -> Iterator[tuple[BufferedReader, int]]:
+        path, expected = self.path / name, self.files[name]
         with _open_file(path) as (file, size):
             if size != expected.size:
                 raise damaged(path, f"{size} bytes, the manifest says {expected.size}")
             digest = hashlib.sha256()
-            while chunk := file.read(CHUNK_BYTES):
+            while chunk := file.read(HASHED_BYTES):
                 digest.update(chunk)
             if digest.hexdigest() != expected.sha256:
                 raise damaged(path, "the content does not match its SHA-256")
             file.seek(0)
             yield file, size
+
+
+class _PartDecoder(Decoder):
+    """Decodes a part whose rows are in segments; `rows` has them by their path."""
+
+    def __init__(
+        self, tensors: Mapping[str, Tensor], read: Callable[[int], tuple[RowBlock, FileEntry]]
+    ) -> None:
+        super().__init__(tensors)
+        self.rows: dict[str, SavedRows] = {}
+        self._read_segment = read
+        self.direct["rows"] = self._rows
+        self.optional["rows"] = {"segments", "kept", "fading"}
+
+    def _rows(self, node: dict[str, Node], *_: object) -> SavedRows:
+        path, numbers, fading = node["rows"], node["segments"], node["fading"]
+        if not isinstance(path, str) or path in self.rows:
+            raise ValueError("rows without a path")
+        if not isinstance(numbers, list) or not numbers or not all(map(_is_natural, numbers)):
+            raise ValueError("rows without their segments")
+        if not isinstance(fading, dict) or not all(map(_is_natural, fading.values())):
+            raise ValueError("rows with fields that fade in another way than by number")
+        if not _is_natural(node["kept"]):
+            raise ValueError("rows without the number of those kept")
+        self.rows[path] = SavedRows(numbers, self._read_segment, kept=node["kept"], fading=fading)
+        return self.rows[path]
+
+
+def _is_natural(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+@contextmanager
+def fitting(checkpoint: Checkpoint, part: str) -> Iterator[None]:
+    """Context in which a part is taken over; whatever fails is a CheckpointError that names it.
+
+    A forged part may fail in any way that Python knows, so nothing is left out.
+    """
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint.path}: {part}: {error}") from error
+    except RLTrainingError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"{checkpoint.path}: {part}: it does not fit ({type(error).__name__}: {error}); it was "
+            "written by another version or configuration, or changed since"
+        ) from error
 
 
 def write_checkpoint(
@@ -148,27 +260,10 @@ def write_checkpoint(
     One of the same kind and step is replaced; at every moment one of the two is there, whole.
     The part `agent` must be finite (NonFiniteError); trouble with the disk is a SaveError.
     """
-    if kind not in KINDS or type(env_steps) is not int or not 0 <= env_steps < 10**18:
-        raise UsageError(f"expected a kind of {KINDS} and a step count, found {kind}, {env_steps}")
-    encoded = {part: _encode_part(part, tree) for part, tree in parts.items()}
-    if "agent" in encoded:
-        _check_finite("agent", encoded["agent"].tensors, env_steps)
-    target = checkpoints_dir / f"{kind}_{env_steps:012d}"
-
-    def commit() -> Path:
-        make_directory(checkpoints_dir)
-        sweep(checkpoints_dir)
-        with temporary_directory(checkpoints_dir) as folder:
-            files = _write_parts(folder, encoded)
-            write_new(folder / MANIFEST_NAME, [manifest_bytes(kind, env_steps, info, files)])
-            fsync_directory(folder)
-            return _install(folder, target)
-
-    try:
-        return with_retries(commit)
-    except OSError as error:
-        needed = sum(part.nbytes for part in encoded.values())
-        raise save_error(target, error, needed=needed) from error
+    path, _ = PreparedCheckpoint(
+        checkpoints_dir, kind=kind, env_steps=env_steps, parts=parts, info=info
+    ).write()
+    return path
 
 
 def find_checkpoint(
@@ -177,8 +272,19 @@ def find_checkpoint(
     """The newest checkpoint that verifies in a run or its checkpoints directory, or `path` itself.
 
     Damaged ones are passed over and named in `skipped`; if none is left, CheckpointError lists
-    them all. With `parts` only those are hashed, which spares reading a large replay memory.
+    them all. With `parts` only those are hashed, which spares reading a large replay memory. One
+    that a run in progress deletes meanwhile is not damaged: there are newer ones.
     """
+    return despite_pruning(lambda: _find(path, best, parts))
+
+
+def has_checkpoint(run_dir: Path) -> bool:
+    """Whether a run directory holds a step checkpoint, intact or not."""
+    folder = run_dir / CHECKPOINTS_DIR_NAME
+    return folder.is_dir() and bool(list_checkpoints(folder, "step"))
+
+
+def _find(path: Path, best: bool, parts: Collection[str] | None) -> Checkpoint:
     kind = "best" if best else "step"
     skipped: list[str] = []
     for candidate in _candidates(path, kind):
@@ -187,6 +293,8 @@ def find_checkpoint(
                 raise damaged(candidate, "a symbolic link, not a checkpoint")
             checkpoint = Checkpoint.open(candidate)
             checkpoint.verify(parts)
+        except CheckpointGone:
+            raise
         except CheckpointError as error:
             skipped.append(str(error))
             continue
@@ -200,7 +308,7 @@ def find_checkpoint(
 
 
 def prune(checkpoints_dir: Path, *, keep: int) -> None:
-    """Delete all but the newest `keep` step checkpoints and the best one.
+    """Delete all but the newest `keep` step checkpoints, the newest exact one and the best one.
 
     While the newest best is newer than every step checkpoint, the one before it stays too: a run
     that dies now goes on from before the new one was found.
@@ -208,13 +316,24 @@ def prune(checkpoints_dir: Path, *, keep: int) -> None:
     if keep < 1:
         raise UsageError(f"expected to keep at least 1 checkpoint, found keep={keep}")
     try:
-        steps, bests = _list(checkpoints_dir, "step"), _list(checkpoints_dir, "best")
-        safe = [name for name in bests if steps and _age(name)[0] <= _age(steps[-1])[0]]
-        kept = {*steps[-keep:], *bests[-1:], *safe[-1:]}
+        steps, bests = (
+            list_checkpoints(checkpoints_dir, "step"),
+            list_checkpoints(checkpoints_dir, "best"),
+        )
+        safe = [name for name in bests if steps and age(name)[0] <= age(steps[-1])[0]]
+        exact = (name for name in reversed(steps) if _is_exact(checkpoints_dir / name))
+        kept = {*steps[-keep:], *itertools.islice(exact, 1), *bests[-1:], *safe[-1:]}
         for name in (name for name in steps + bests if name not in kept):
-            remove(checkpoints_dir / name)
+            with_retries(partial(_remove_if_there, checkpoints_dir / name))
     except OSError as error:
         raise save_error(checkpoints_dir, error) from error
+
+
+def _is_exact(path: Path) -> bool:
+    try:
+        return Checkpoint.open(path).info.get("exact") is True
+    except CheckpointError:
+        return False
 
 
 def set_aside_newer(checkpoints_dir: Path, *, env_steps: int) -> list[Path]:
@@ -224,134 +343,68 @@ def set_aside_newer(checkpoints_dir: Path, *, env_steps: int) -> list[Path]:
     new one nor be lost.
     """
     moved = []
-    for kind in KINDS:
-        for name in _list(checkpoints_dir, kind):
-            if _age(name)[0] > env_steps:
+    for kind in KINDS if checkpoints_dir.is_dir() else ():
+        for name in list_checkpoints(checkpoints_dir, kind):
+            if age(name)[0] > env_steps:
                 moved.append(_move_to(checkpoints_dir / name, checkpoints_dir.parent / "abandoned"))
     return moved
 
 
 def _move_to(path: Path, folder: Path) -> Path:
-    try:
+    def move() -> Path:
         make_directory(folder)
         number = 1
         while (target := folder / f"{path.name}.{number}").exists():
             number += 1
         os.rename(path, target)
-        fsync_directory(path.parent)
+        return target
+
+    try:
+        target = with_retries(move)
+        with_retries(partial(fsync_directory, path.parent))
     except OSError as error:
         raise save_error(folder, error) from error
     return target
 
 
-class _Part(NamedTuple):
-    structure: bytes
-    tensors: dict[str, Tensor]
-
-    def chunks(self) -> tuple[Sequence[Bytes] | Iterator[Bytes], ...]:
-        return [self.structure], file_chunks(self.tensors)
-
-    @property
-    def nbytes(self) -> int:
-        return len(self.structure) + sum(tensor.nbytes for tensor in self.tensors.values())
-
-
-def _encode_part(part: str, tree: StateTree) -> _Part:
-    check_part_name(part)
-    structure, tensors = split(tree)
-    data = json.dumps(structure, separators=(",", ":"), allow_nan=False).encode()
-    if len(data) > MAX_STRUCTURE_BYTES:
-        raise UsageError(
-            f"the part {part!r} needs {len(data)} bytes of JSON, at most {MAX_STRUCTURE_BYTES} are "
-            "allowed: keep its numbers in arrays instead of lists"
-        )
-    return _Part(data, tensors)
-
-
-def _check_finite(part: str, tensors: Mapping[str, Tensor], env_steps: int) -> None:
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            count = int((~torch.isfinite(tensor)).sum())
-            raise NonFiniteError(
-                f"expected finite weights, found {count} of {tensor.numel()} values of "
-                f"{part}{name} NaN or infinite at env step {env_steps}. The checkpoint was not "
-                "written; resume from an earlier one, with a smaller learning rate."
-            )
-
-
-def _write_parts(folder: Path, parts: Mapping[str, _Part]) -> dict[str, FileEntry]:
-    return {
-        part + suffix: FileEntry(*write_new(folder / (part + suffix), chunks))
-        for part, content in parts.items()
-        for suffix, chunks in zip(SUFFIXES, content.chunks(), strict=True)
-    }
-
-
-def _install(folder: Path, target: Path) -> Path:
-    """Give the finished directory its name; older ones of that name go only after it stands.
-
-    A directory cannot be renamed over a full one, so a successor first stands beside it as
-    `NAME-2`, which counts as the newer of the two, and takes the plain name in the end.
-    """
-    kind, age = target.name.partition("_")[0], _age(target.name)
-    older = [name for name in _list(target.parent, kind) if _age(name)[0] == age[0]]
-    if not older:
-        os.rename(folder, target)
-        fsync_directory(target.parent)
-        return target
-    successor = target.with_name(f"{target.name}-{_age(older[-1])[1] + 1}")
-    os.rename(folder, successor)
-    fsync_directory(target.parent)
-    for name in older:
-        remove(target.parent / name)
-    os.rename(successor, target)
-    fsync_directory(target.parent)
-    return target
+def _remove_if_there(path: Path) -> None:
+    if path.exists():  # else an attempt that ended with an error had removed it already
+        remove(path)
 
 
 def _candidates(path: Path, kind: str) -> list[Path]:
     """The checkpoints that `path` can mean, newest first."""
-    if (path / MANIFEST_NAME).exists() or _DIRECTORY.fullmatch(path.name):
+    if (path / MANIFEST_NAME).exists() or DIRECTORY.fullmatch(path.name):
         return [path]
     inner = path / CHECKPOINTS_DIR_NAME
     folder = inner if inner.is_dir() else path
     try:
-        return [folder / name for name in reversed(_list(folder, kind))]
+        return [folder / name for name in reversed(list_checkpoints(folder, kind))]
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"expected a run or a checkpoint at {folder}, found none ({error}). Check the path."
         ) from error
 
 
-def _list(folder: Path, kind: str) -> list[str]:
-    """The names of the checkpoints of one kind, oldest first."""
-    names = (name for name in os.listdir(folder) if _DIRECTORY.fullmatch(name))
-    return sorted((name for name in names if name.startswith(kind)), key=_age)
-
-
-def _age(name: str) -> tuple[int, int]:
-    found = _DIRECTORY.fullmatch(name)
-    assert found is not None
-    return int(found[2]), int(found[3] or 1)
-
-
 def _names(path: Path) -> list[str]:
     try:
         return os.listdir(path)
     except OSError as error:
-        raise damaged(path, f"cannot be read ({error.strerror})") from error
+        raise _unreadable(path, path, error) from error
 
 
 @contextmanager
 def _open_file(path: Path) -> Iterator[tuple[BufferedReader, int]]:
     """An ordinary file and its size; a link, a pipe or a device is refused unopened or unread."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        with os.fdopen(os.open(path, flags), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise damaged(path, "not an ordinary file")
-            yield file, status.st_size
+        with open_ordinary(path) as opened:
+            yield opened
     except OSError as error:
-        reason = "a symbolic link" if path.is_symlink() else error.strerror
-        raise damaged(path, f"cannot be read ({reason})") from error
+        raise _unreadable(path, path.parent, error) from error
+
+
+def _unreadable(path: Path, directory: Path, error: OSError) -> CheckpointError:
+    reason = "a symbolic link" if path.is_symlink() else error.strerror
+    described = damaged(path, f"cannot be read ({reason})")
+    gone = error.errno in (errno.ENOENT, errno.ESTALE) and not directory.exists()
+    return CheckpointGone(str(described)) if gone else described

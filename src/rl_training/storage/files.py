@@ -15,17 +15,38 @@ import math
 import os
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from rl_training.errors import SaveError, UsageError
 
 TEMPORARY_PREFIX = ".rl-training-tmp-"
+MAX_RECORD_BYTES = 16 << 20
+"""Of the JSON or YAML that describes a run."""
 RETRY_DELAYS_S = (0.05, 0.2, 0.8)
-"""Pauses before an input/output error (EIO) is tried again; network disks recover from many."""
+"""Pauses before a write that failed with a transient error is tried again."""
+
+# What network disks recover from, and what other processes may put right: space that is freed.
+TRANSIENT = frozenset(
+    {
+        errno.EIO,
+        errno.ESTALE,
+        errno.EAGAIN,
+        errno.EINTR,
+        errno.EBUSY,
+        errno.ETIMEDOUT,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.ENOMEM,
+        errno.ENFILE,
+    }
+)
+_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 T = TypeVar("T")
 Bytes = bytes | memoryview
@@ -71,6 +92,37 @@ def jsonable(value: object) -> object:
         f"expected numbers, strings, lists and dicts for a JSON file, found "
         f"{type(value).__name__}: convert it first"
     )
+
+
+@contextmanager
+def open_ordinary(path: Path) -> Iterator[tuple[BufferedReader, int]]:
+    """An ordinary file and its size; OSError for a link, a pipe or a device, which is not read.
+
+    A run directory may come from somebody else: a link would lead out of it, a pipe would hang.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not an ordinary file", str(path))
+        yield file, status.st_size
+
+
+def read_ordinary(path: Path, limit: int = MAX_RECORD_BYTES) -> bytes:
+    """The content of an ordinary file of at most `limit` bytes; otherwise OSError."""
+    with open_ordinary(path) as (file, size):
+        if size > limit:
+            raise OSError(errno.EFBIG, f"larger than {limit} bytes", str(path))
+        return file.read(limit)
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a record of a run; empty if there is none, or something else."""
+    try:
+        value = parse_json(read_ordinary(path))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def parse_json(data: bytes) -> Any:
@@ -173,12 +225,15 @@ def remove(path: Path) -> None:
 
 
 def with_retries(action: Callable[[], T]) -> T:
-    """The result of `action`, tried again after each input/output error, three times at most."""
+    """The result of `action`, tried again after each transient error, three times at most.
+
+    It must begin anew each time: after a failed fsync the kernel may count what it lost as written.
+    """
     for delay in RETRY_DELAYS_S:
         try:
             return action()
         except OSError as error:
-            if error.errno != errno.EIO:
+            if error.errno not in TRANSIENT:
                 raise
             time.sleep(delay)
     return action()
@@ -186,8 +241,9 @@ def with_retries(action: Callable[[], T]) -> T:
 
 def save_error(path: Path, error: OSError, *, needed: int | None = None) -> SaveError:
     """The SaveError for an OSError: the path, the reason, bytes needed and free, what to do."""
-    space = f"; {needed} bytes needed, {_free_bytes(path)} free" if needed is not None else ""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    out_of_space = error.errno in _SPACE
+    space = f"; {_space(path, needed)}" if out_of_space and needed is not None else ""
+    if out_of_space:
         advice = "Free some space or choose another output directory"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         advice = "Make the directory writable or choose another output directory"
@@ -196,12 +252,21 @@ def save_error(path: Path, error: OSError, *, needed: int | None = None) -> Save
     return SaveError(f"could not write {path}: {error.strerror or error}{space}. {advice}.")
 
 
-def _free_bytes(path: Path) -> str:
+def _space(path: Path, needed: int) -> str:
+    """The bytes needed and free; where there are enough, what else can have run out."""
     for folder in path.parents:
         with suppress(OSError):
             status = os.statvfs(folder)
-            return str(status.f_bavail * status.f_frsize)
-    return "an unknown number"
+            free = status.f_bavail * status.f_frsize
+            text = f"{needed} bytes needed, {free} free"
+            if free < needed:
+                return text
+            return (
+                f"{text}, which a quota, a limit on file sizes, whole blocks of "
+                f"{status.f_frsize} bytes or the {status.f_favail} files still allowed may make "
+                "too few"
+            )
+    return f"{needed} bytes needed, an unknown number free"
 
 
 def _locked_directory(parent: Path) -> tuple[Path, int | None]:

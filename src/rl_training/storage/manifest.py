@@ -18,12 +18,14 @@ from rl_training.storage.files import jsonable, parse_json
 
 MANIFEST_NAME = "manifest.json"
 FORMAT = "rl_training.checkpoint"
-VERSION = 2
+VERSION = 3
 MAX_MANIFEST_BYTES = 16 << 20
+MAX_ENV_STEPS = 10**18
 SUFFIXES = (".json", ".safetensors")
 KINDS = ("step", "best")
 
 _PART = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_SEGMENT = re.compile(r"([a-z][a-z0-9_]{0,63})\.([0-9]{12})\.safetensors")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -50,6 +52,17 @@ def check_part_name(part: str) -> None:
             f"expected a part name of lower-case letters, digits and underscores other than "
             f"'manifest', found {part!r}: rename the part"
         )
+
+
+def segment_name(part: str, number: int) -> str:
+    """The file of one segment of a part's rows."""
+    return f"{part}.{number:012d}.safetensors"
+
+
+def segment_part(name: str) -> str | None:
+    """The part that a segment's file belongs to; None for another file."""
+    found = _SEGMENT.fullmatch(name)
+    return found[1] if found else None
 
 
 def manifest_bytes(
@@ -104,7 +117,7 @@ def damaged(path: Path, reason: str) -> CheckpointError:
 def _canonical(body: Mapping[str, Any]) -> bytes:
     try:
         return (json.dumps(body, indent=1, allow_nan=False) + "\n").encode()
-    except ValueError:  # a number such as 1e999 was read as infinity
+    except (ValueError, RecursionError):  # 1e999 was read as infinity, or it is nested too deep
         return b""
 
 
@@ -117,13 +130,14 @@ def _manifest(body: dict[str, Any]) -> Manifest:
         raise ValueError("fields are missing or unknown")
     if type(body["version"]) is not int or body["kind"] not in KINDS:
         raise ValueError("unknown version or kind")
-    if type(body["env_steps"]) is not int or body["env_steps"] < 0:
-        raise ValueError("env_steps is not a natural number")
+    if type(body["env_steps"]) is not int or not 0 <= body["env_steps"] < MAX_ENV_STEPS:
+        raise ValueError(f"env_steps is not a natural number below {MAX_ENV_STEPS:.0e}")
     if not isinstance(body["info"], dict) or not isinstance(body["files"], dict):
         raise ValueError("info and files must be objects")
     files = {name: _entry(name, fields) for name, fields in body["files"].items()}
     parts = {name.partition(".")[0] for name in files}
-    if set(files) != {part + suffix for part in parts for suffix in SUFFIXES}:
+    others = {name for name in files if segment_part(name) is None}
+    if others != {part + suffix for part in parts for suffix in SUFFIXES}:
         raise ValueError("a part needs exactly one .json and one .safetensors file")
     return Manifest(body["kind"], body["env_steps"], body["info"], files)
 

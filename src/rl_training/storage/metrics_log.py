@@ -14,13 +14,23 @@ from types import TracebackType
 from typing import Any
 
 from rl_training.errors import CheckpointError, RunError
-from rl_training.storage.files import jsonable, save_error, with_retries, write_all
+from rl_training.storage.checks import saved_count, saved_number
+from rl_training.storage.files import (
+    jsonable,
+    open_ordinary,
+    read_ordinary,
+    save_error,
+    with_retries,
+    write_all,
+)
 
 logger = logging.getLogger("rl_training")
 
 METRICS_NAME = "metrics.jsonl"
+MAX_BYTES = 4 << 30
 _TAIL_BYTES = 1 << 16
-_START: Mapping[str, Any] = {"offset": 0, "global_step": 0, "wall_time_s": 0.0}
+EMPTY_LOG: Mapping[str, Any] = {"offset": 0, "global_step": 0, "wall_time_s": 0.0}
+"""The `state_dict` of a log without rows."""
 
 
 class MetricsLog:
@@ -38,14 +48,14 @@ class MetricsLog:
         tensorboard: bool = True,
         resume_from: Mapping[str, Any] | None = None,
     ) -> None:
-        position = _START if resume_from is None else _checked(resume_from)
+        position = EMPTY_LOG if resume_from is None else _checked(resume_from)
         self._path = run_dir / METRICS_NAME
         self._last_step: int = position["global_step"]
         self._started: float = time.monotonic() - position["wall_time_s"]
         purge_step = None if resume_from is None else self._last_step + 1
         self._events = _EventFile(run_dir, purge_step) if tensorboard else None
         try:
-            self._rows = _AppendedFile(self._path)
+            self._rows = with_retries(lambda: _AppendedFile(self._path))
         except OSError as error:
             raise save_error(self._path, error) from error
         self._resumed = resume_from is not None
@@ -103,7 +113,8 @@ class MetricsLog:
         """Cut the file, once, to the whole lines of what is known of it."""
         if self._known is None:
             return
-        self._rows.cut(self._known)
+        known = self._known
+        with_retries(lambda: self._rows.cut(known))
         missing = self._known - self._rows.offset
         if self._resumed and missing:
             logger.warning("%s: %d bytes of earlier rows are gone", self._path, missing)
@@ -111,11 +122,15 @@ class MetricsLog:
 
 
 def _checked(position: Mapping[str, Any]) -> Mapping[str, Any]:
-    kinds = {name: type(value) for name, value in position.items()}
-    if kinds != {name: type(value) for name, value in _START.items()}:
-        raise CheckpointError(
-            f"metrics_log: expected {', '.join(_START)} as numbers, found {dict(position)}"
-        )
+    expected = f"metrics_log: expected {', '.join(EMPTY_LOG)} as numbers, found"
+    if not isinstance(position, Mapping) or position.keys() != EMPTY_LOG.keys():
+        raise CheckpointError(f"{expected} {position!r:.80}")
+    try:
+        saved_count(position, "offset")
+        saved_count(position, "global_step")
+        saved_number(position, "wall_time_s")
+    except CheckpointError as error:
+        raise CheckpointError(f"{expected} others ({error})") from error
     return position
 
 
@@ -126,7 +141,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """
     file = path / METRICS_NAME if path.is_dir() else path
     try:
-        lines = file.read_bytes().split(b"\n")[:-1]
+        lines = read_ordinary(file, limit=MAX_BYTES).split(b"\n")[:-1]
     except OSError as error:
         raise RunError(f"{file} cannot be read ({error.strerror}): check the path") from error
     return [_row(file, number, line) for number, line in enumerate(lines, start=1)]
@@ -136,8 +151,8 @@ def last_row(path: Path) -> dict[str, Any]:
     """The last complete row of a `metrics.jsonl`, read from its end; empty if there is none."""
     if not path.exists():
         return {}
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+    with open_ordinary(path) as (file, size):
+        file.seek(max(0, size - _TAIL_BYTES))
         lines = file.read().split(b"\n")
     return _row(path, len(lines), lines[-2]) if len(lines) > 1 else {}
 
@@ -160,7 +175,8 @@ class _AppendedFile:
     def __init__(self, path: Path) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o666)
-        self.offset = os.fstat(self._descriptor).st_size
+        self.offset = self._synced = os.fstat(self._descriptor).st_size
+        self._torn = False
 
     def cut(self, offset: int) -> None:
         """Shorten the file to the last line that ends at or before `offset`."""
@@ -171,14 +187,15 @@ class _AppendedFile:
             position = begin + newline + 1
             if newline >= 0:
                 break
-        self.offset = position
+        self.offset = self._synced = position
         self._drop_rest()
 
     def append(self, record: bytes) -> None:
         with_retries(lambda: self._append(record))
 
     def fsync(self) -> None:
-        os.fsync(self._descriptor)
+        with_retries(self._fsync)
+        self._synced = self.offset
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -186,18 +203,32 @@ class _AppendedFile:
             self._descriptor = -1
 
     def _append(self, record: bytes) -> None:
+        if self._torn:
+            self._drop_rest()
         try:
             write_all(self._descriptor, record)
         except OSError:
             # A record that did not fit must not leave its first half behind.
+            self._torn = True
             with suppress(OSError):
                 self._drop_rest()
             raise
         self.offset += len(record)
 
+    def _fsync(self) -> None:
+        try:
+            os.fsync(self._descriptor)
+        except OSError:
+            # The kernel may now count the lost pages as written: make them new again.
+            with suppress(OSError):
+                rows = os.pread(self._descriptor, self.offset - self._synced, self._synced)
+                os.pwrite(self._descriptor, rows, self._synced)
+            raise
+
     def _drop_rest(self) -> None:
         os.ftruncate(self._descriptor, self.offset)
         os.lseek(self._descriptor, self.offset, os.SEEK_SET)
+        self._torn = False
 
 
 class _EventFile:
@@ -246,5 +277,5 @@ class _EventFile:
         if self._file is None:
             # A file per life of the run: TensorBoard reads them in the order of their names.
             name = f"events.out.tfevents.{time.time():017.6f}.{os.getpid()}"
-            self._file = _AppendedFile(self._run_dir / name)
+            self._file = with_retries(lambda: _AppendedFile(self._run_dir / name))
         self._file.append(records.getvalue())

@@ -5,21 +5,28 @@ from __future__ import annotations
 import errno
 import fcntl
 import importlib.metadata
-import json
 import os
 import platform
 import re
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from rl_training.errors import RunError, UsageError
-from rl_training.storage.files import fsync_directory, save_error, write_all
+from rl_training.errors import ConfigError, RunError, RunInUse, UsageError
+from rl_training.storage.files import (
+    fsync_directory,
+    parse_json,
+    read_json_object,
+    read_ordinary,
+    save_error,
+    with_retries,
+    write_all,
+)
 from rl_training.storage.metrics_log import METRICS_NAME, last_row
 
 LOCK_NAME = ".lock"
@@ -27,12 +34,16 @@ METADATA_NAME = "metadata.json"
 SUMMARY_NAME = "summary.json"
 CONFIG_NAME = "config.yaml"
 
+MAX_NUMBER = 1e18
+"""Beyond it, or not finite, no count or return of a run can be."""
+
 N = TypeVar("N", int, float)
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _MAX_ATTEMPTS = 10_000
 _LOCK_PATIENCE_S = 0.5
 _GIT_TIMEOUT_S = 2.0
+_CPUINFO = Path("/proc/cpuinfo")
 _PACKAGES = ("rl-training", "torch", "numpy", "gymnasium", "box2d", "mujoco")
 
 
@@ -42,16 +53,17 @@ def slug(text: str) -> str:
     return words[:50].rstrip("-.") or "run"
 
 
-def default_run_name(algo: str, env_id: str, seed: int) -> str:
-    """Such as `dqn-CartPole-v1-seed0-20261115-201500`, with the time in UTC."""
-    now = datetime.now(timezone.utc)
-    return f"{slug(algo)[:20]}-{slug(env_id)}-seed{seed}-{now:%Y%m%d-%H%M%S}"[:100]
+def default_run_name(algo: str, env_id: str, seed: int, *, time_stamp: bool = True) -> str:
+    """Such as `dqn-CartPole-v1-seed0-20261115-201500`, with the time in UTC, or none."""
+    time_text = f"-{datetime.now(timezone.utc):%Y%m%d-%H%M%S}" if time_stamp else ""
+    return f"{slug(algo)[:20]}-{slug(env_id)}-seed{seed}{time_text}"[:100]
 
 
-def create_run_directory(output_dir: Path, *, name: str) -> Path:
+def create_run_directory(output_dir: Path, *, name: str, only: bool = False) -> Path:
     """A new directory NAME in `output_dir`, or NAME-2, NAME-3, ... if that exists already.
 
-    Only the process that really creates a directory gets it, however many start at once.
+    Only the process that really creates a directory gets it, however many start at once. With
+    `only` no other name will do, and RunInUse is raised.
     """
     if not _NAME.fullmatch(name):
         raise UsageError(
@@ -61,9 +73,9 @@ def create_run_directory(output_dir: Path, *, name: str) -> Path:
     if "\0" in str(output_dir):
         raise UsageError(f"expected a directory, found {str(output_dir)!r} with a NUL character")
     try:
-        output_dir.mkdir(parents=True, exist_ok=True)
-        directory = _first_free(output_dir, name)
-        fsync_directory(output_dir)
+        with_retries(lambda: output_dir.mkdir(parents=True, exist_ok=True))
+        directory = _first_free(output_dir, name, attempts=1 if only else _MAX_ATTEMPTS)
+        with_retries(lambda: fsync_directory(output_dir))
     except OSError as error:
         raise save_error(output_dir / name, error) from error
     if directory.resolve().parent != output_dir.resolve():
@@ -71,23 +83,42 @@ def create_run_directory(output_dir: Path, *, name: str) -> Path:
     return directory
 
 
-def _first_free(output_dir: Path, name: str) -> Path:
-    for attempt in range(1, _MAX_ATTEMPTS + 1):
+def _first_free(output_dir: Path, name: str, *, attempts: int) -> Path:
+    for attempt in range(1, attempts + 1):
         directory = output_dir / (name if attempt == 1 else f"{name}-{attempt}")
         try:
-            directory.mkdir()
+            with_retries(directory.mkdir)
         except FileExistsError:
             continue
         return directory
+    if attempts == 1:
+        raise RunInUse(
+            f"another process has just begun a run in {output_dir / name}: the same command later "
+            "goes on with what it leaves"
+        )
     raise RunError(f"{output_dir} holds {_MAX_ATTEMPTS} runs named {name}: choose another name")
+
+
+def refuse_links(run_dir: Path | None) -> None:
+    """Refuse to continue a run whose directories lie elsewhere: files there would be deleted."""
+    for name in ("checkpoints", "abandoned", "divergence"):
+        if run_dir is not None and (run_dir / name).is_symlink():
+            raise RunError(
+                f"{run_dir / name} is a symbolic link; a run writes and deletes only in its own "
+                "directory: put a copy of what it leads to in its place"
+            )
 
 
 def remove_summary(run_dir: Path) -> None:
     """Remove what an earlier session wrote about the end of a run that goes on."""
     path = run_dir / SUMMARY_NAME
-    try:
+
+    def unlink() -> None:
         path.unlink(missing_ok=True)
         fsync_directory(run_dir)
+
+    try:
+        with_retries(unlink)
     except OSError as error:
         raise save_error(path, error) from error
 
@@ -102,11 +133,15 @@ class RunLock:
     def __enter__(self) -> RunLock:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            descriptor = os.open(self._path, flags, 0o666)
+            descriptor = with_retries(lambda: os.open(self._path, flags, 0o666))
         except OSError as error:
             raise save_error(self._path, error) from error
         try:
             self._acquire(descriptor)
+            with_retries(lambda: _write_holder(descriptor))
+        except OSError as error:  # also of a pipe or a device in its place
+            os.close(descriptor)
+            raise save_error(self._path, error) from error
         except BaseException:
             os.close(descriptor)
             raise
@@ -131,19 +166,24 @@ class RunLock:
         while not _try_lock(descriptor, fcntl.LOCK_EX, self._path):
             if time.monotonic() > give_up:
                 holder = os.pread(descriptor, 1000, 0).decode(errors="replace").strip()
-                raise RunError(
+                raise RunInUse(
                     f"{self._path.parent} is in use by another process ({holder or 'unknown'}): "
                     "wait until it ends, stop it, or start a new run"
                 )
             time.sleep(0.02)
-        os.ftruncate(descriptor, 0)
-        write_all(descriptor, f"pid {os.getpid()} on host {platform.node()}\n".encode())
+
+
+def _write_holder(descriptor: int) -> None:
+    os.ftruncate(descriptor, 0)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    write_all(descriptor, f"pid {os.getpid()} on host {platform.node()}\n".encode())
 
 
 def is_locked(run_dir: Path) -> bool:
     """Whether a living process holds the RunLock of this directory."""
     try:
-        descriptor = os.open(run_dir / LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(run_dir / LOCK_NAME, flags)
     except OSError:
         return False
     try:
@@ -214,17 +254,44 @@ def with_session(
 
     How the run began stays; `sessions` and `resumed_from` get an entry each.
     """
-    try:
-        earlier = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        earlier = {}
-    if not isinstance(earlier, dict):
-        earlier = {}
+    earlier = read_json_object(path)
     metadata = {**session, **earlier}
-    metadata["sessions"] = [*earlier.get("sessions", []), dict(session)]
+    metadata["sessions"] = [*_entries(earlier, "sessions"), dict(session)]
     if resumed_from is not None:
-        metadata["resumed_from"] = [*earlier.get("resumed_from", []), dict(resumed_from)]
+        metadata["resumed_from"] = [*_entries(earlier, "resumed_from"), dict(resumed_from)]
     return metadata
+
+
+def _entries(metadata: Mapping[str, Any], name: str) -> list[Any]:
+    entries = metadata.get(name, [])
+    return entries if isinstance(entries, list) else []
+
+
+def relevant_versions(packages: Iterable[str] = ()) -> dict[str, str]:
+    """What the last bits of a run depend on: versions, those of `packages` too, and the processor.
+
+    The release of the system's kernel is left out, which computes nothing.
+    """
+    libc = " ".join(platform.libc_ver())  # has the mathematical functions
+    return {
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()} {libc}".strip(),
+        "cpu": cpu_model(),
+        **_package_versions(packages),
+    }
+
+
+def cpu_model() -> str:
+    """The processor with family and model: several share a name but round differently."""
+    try:
+        lines = _CPUINFO.read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        lines = []
+    facts = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in lines)}
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    if {"cpu family", "model"} <= facts.keys():
+        return f"{name} (family {facts['cpu family']}, model {facts['model']})"
+    return name
 
 
 def usable_cpus() -> int:
@@ -234,9 +301,10 @@ def usable_cpus() -> int:
     return os.cpu_count() or 1
 
 
-def _package_versions() -> dict[str, str]:
+def _package_versions(more: Iterable[str] = ()) -> dict[str, str]:
     versions = {}
-    for package in _PACKAGES:
+    # A distribution may be named `ale-py` or `box2d` and its package `ale_py` or `Box2D`.
+    for package in dict.fromkeys((*_PACKAGES, *(name.lower().replace("_", "-") for name in more))):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
@@ -329,14 +397,14 @@ def _run_info(path: Path) -> RunInfo:
         steps = summary or last_row(path / METRICS_NAME)
         return RunInfo(
             path=path,
-            algo=str(facts.get("algo", "")),
-            env_id=str(facts.get("env_id", "")),
+            algo=_text(facts.get("algo", "")),
+            env_id=_text(facts.get("env_id", "")),
             seed=_number(facts.get("seed"), int),
             env_steps=_number(steps.get("global_step"), int) or 0,
             status=_status(path, summary),
             eval_return_mean=_number(summary.get("eval_return_mean"), float),
         )
-    except (OSError, ValueError, RecursionError, RunError):
+    except (OSError, ValueError, RunError, ConfigError):
         return RunInfo(path=path)
 
 
@@ -353,7 +421,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file of a run; empty if there is no such file."""
     if not path.exists():
         return {}
-    value = json.loads(path.read_text(encoding="utf-8"))
+    value = parse_json(read_ordinary(path))
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds no JSON object")
     return value
@@ -362,16 +430,19 @@ def _read_object(path: Path) -> dict[str, Any]:
 def _read_config(path: Path) -> dict[str, Any]:
     if (path / METADATA_NAME).exists() or not (path / CONFIG_NAME).exists():
         return {}
-    import yaml  # only for a run that died before its metadata was written
+    # Only for a run that died before its metadata was written.
+    from rl_training.config.strict_yaml import parse_yaml
 
-    try:
-        config = yaml.safe_load((path / CONFIG_NAME).read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path / CONFIG_NAME} is not YAML") from error
-    return config if isinstance(config, dict) else {}
+    return parse_yaml(read_ordinary(path / CONFIG_NAME).decode(), CONFIG_NAME)[0]
+
+
+def _text(value: object) -> str:
+    """A name for a table; control characters would reach the terminal."""
+    text = str(value)[:200]
+    return text if text.isprintable() else ascii(text)
 
 
 def _number(value: object, kind: type[N]) -> N | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return kind(value)
+    return kind(value) if abs(value) < MAX_NUMBER else None

@@ -21,6 +21,9 @@ subclass declares only what it adds. A field is an attribute, or a property with
 - a dict, list, deque, tuple or NamedTuple of these: loaded item by item, and keys or length must
   agree. One that holds only numbers and text takes over any number of others instead.
 
+`state_counts` names those of the fields that count something: they are natural numbers, never None.
+Subclasses add to it as well.
+
 What does not fit, is missing or is not declared raises a CheckpointError that names the field, as
 in `critic.optimizer.mean: expected ...`; the object is then of no more use. After loading, nothing
 is shared with the state that was loaded. A class that keeps values computed from its fields
@@ -60,7 +63,9 @@ class Stateful:
     """Base of classes whose state is the attributes named in `state_fields`."""
 
     state_fields: ClassVar[tuple[str, ...]] = ()
+    state_counts: ClassVar[tuple[str, ...]] = ()
     _state_attributes: ClassVar[dict[str, str]] = {}  # by key, the fields of the bases first
+    _counts: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -71,6 +76,8 @@ class Stateful:
         cls._state_attributes = {name.lstrip("_"): name for name in names}
         if len(cls._state_attributes) != len(names):
             raise TypeError(f"{cls.__qualname__}: a state field is declared twice in {names}")
+        counts = (vars(base).get("state_counts", ()) for base in cls.__mro__)
+        cls._counts = frozenset(name for fields in counts for name in fields)
 
     def state_dict(self) -> State:
         """The declared fields; arrays and tensors are not copied."""
@@ -82,6 +89,8 @@ class Stateful:
         _with_keys(self._state_attributes, state, "")
         for key, name in self._state_attributes.items():
             before = getattr(self, name)
+            if name in self._counts and not _is_count(state[key]):
+                _refuse(key, "a natural number", state[key])
             value = _load(before, state[key], key)
             if value is not before:
                 setattr(self, name, value)
@@ -299,6 +308,10 @@ def _plain_copy(saved: object, path: str) -> Any:
     if not _is_plain(saved):
         _refuse(path, "numbers and text", saved)
     return saved
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**62
 
 
 def _kind(value: object) -> str | None:

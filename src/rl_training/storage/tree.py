@@ -9,6 +9,7 @@ for a tuple. Everything else is an object whose first key is its kind:
     {"tensor": key}  {"array": key}  {"bytes": key}  {"scalar": "<f4", "hex": "0000c03f"}
     {"generator": {...}}  {"random_state": {...}}  {"random": {...}}
     {"encoded": node, "arrays": {...}}
+    {"rows": key, "segments": [...], "kept": 100, "fading": {...}}, in a checkpoint alone
 
 where `key` names an array by its path in the tree. Tensors and arrays of a dtype that a tensor file
 lacks are stored as their bytes, with `dtype` and `shape` in the node. What is encoded is data: to
@@ -34,6 +35,7 @@ from torch import Tensor
 
 from rl_training.errors import CheckpointError, UsageError
 from rl_training.storage.generators import AnyGenerator, generator_state, set_generator_state
+from rl_training.storage.rows import RowSource
 from rl_training.storage.tensor_file import (
     CHUNK_BYTES,
     STORABLE,
@@ -72,13 +74,13 @@ class Encoded(NamedTuple):
     arrays: dict[str, np.ndarray]
 
 
-def split(tree: StateTree) -> tuple[Node, dict[str, Tensor]]:
+def split(tree: StateTree, *, encoder: Encoder | None = None) -> tuple[Node, dict[str, Tensor]]:
     """The tree as JSON-able structure plus its tensors, detached, contiguous and on the CPU.
 
     Contiguous CPU data is not copied: use the tensors before the tree changes. A value of any other
     kind raises UsageError.
     """
-    encoder = Encoder()
+    encoder = encoder or Encoder()
     structure = encoder.encode(tree)
     leaves = encoder.arrays.items()
     return structure, {
@@ -86,16 +88,18 @@ def split(tree: StateTree) -> tuple[Node, dict[str, Tensor]]:
     }
 
 
-def join(structure: Node, tensors: Mapping[str, Tensor]) -> StateTree:
+def join(
+    structure: Node, tensors: Mapping[str, Tensor], *, decoder: Decoder | None = None
+) -> StateTree:
     """The tree that `split` took apart; it may share memory with `tensors`.
 
     Raises CheckpointError for anything `split` cannot have produced.
     """
-    decoder = Decoder(tensors)
+    decoder = decoder or Decoder(tensors)
     try:
         tree = decoder.decode(structure)
-    except (ValueError, TypeError, LookupError, OverflowError, MemoryError, struct.error) as error:
-        raise CheckpointError(f"malformed state: {error}") from error
+    except Exception as error:  # a forged structure may fail in any way
+        raise CheckpointError(f"malformed state: {error!r}") from error
     if len(decoder.used) != len(tensors):
         raise CheckpointError("malformed state: it holds tensors that the structure does not name")
     return tree
@@ -183,15 +187,22 @@ class Encoder:
         """A value of a class that is not exactly one of the known ones."""
         if isinstance(value, Encoded):
             return {"encoded": value.node, "arrays": self.encode(value.arrays, path)}
-        if isinstance(value, np.generic):
-            return self.scalar(value, path)
-        if isinstance(value, Tensor):
-            return self._tensor(value, path)
-        if isinstance(value, np.memmap):
-            return self._array(value, path)
+        others: tuple[tuple[type, Callable[[Any, str], Node]], ...] = (
+            (RowSource, self.rows),
+            (np.generic, self.scalar),
+            (Tensor, self._tensor),
+            (np.memmap, self._array),
+        )
+        for kind, encode in others:
+            if isinstance(value, kind):
+                return encode(value, path)
         if isinstance(value, dict):
             return self._dict(dict(value), path)
         return self.refuse(path, f"a {type(value).__module__}.{type(value).__qualname__}")
+
+    def rows(self, value: RowSource, path: str) -> Node:
+        """Rows as a dict of arrays; a checkpoint has files for them instead."""
+        return self.encode(value.whole(), path)
 
     def _text(self, value: str, path: str) -> str:
         try:

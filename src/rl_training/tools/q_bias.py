@@ -60,8 +60,10 @@ class QBias(Callback):
     state_fields = ("_missed",)
 
     def __init__(self, episodes: int = 10, states: int = 350) -> None:
-        if min(episodes, states) < 1:
-            raise ValueError(f"expected at least 1 of each, found {episodes=}, {states=}")
+        if not all(type(count) is int and count >= 1 for count in (episodes, states)):
+            raise ValueError(
+                f"expected at least 1 of each, in whole numbers, found {episodes=}, {states=}"
+            )
         self.episodes, self.states = episodes, states
         self._missed = self._warned = False
 
@@ -108,7 +110,10 @@ class QBias(Callback):
     def _player(self, run: TrainingRun) -> EpisodePlayer:
         make_env = Environments(run.config).evaluation
         return EpisodePlayer(
-            lambda: without_time_limit(make_env()), run.agent.adapter, rows=self.episodes
+            lambda: without_time_limit(make_env()),
+            run.agent.adapter,
+            rows=self.episodes,
+            calls=run.collector.calls,
         )
 
     def _play(self, run: TrainingRun, player: EpisodePlayer, seed: int) -> list[Episode]:

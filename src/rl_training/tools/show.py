@@ -26,9 +26,12 @@ if TYPE_CHECKING:
     from rl_training.runtime.result import TrainResult
 
 
-def show_result(result: TrainResult) -> None:
+def show_result(result: TrainResult, config: TrainConfig) -> None:
     """The outcome of a run and the commands to try next."""
+    from rl_training.runtime.trust import trust_option  # here, as it waits for torch
+
     run = shlex.quote(str(result.run_dir))
+    words = ["--checkpoint", result.run_dir, *trust_option(config)]
     print(f"{result.status} at step {result.global_step:,} in {result.wall_time_s:.1f} s")
     if result.eval_return_mean is None and result.best_eval_return_mean is not None:
         print(f"best evaluation return so far {result.best_eval_return_mean:.2f}")
@@ -40,8 +43,8 @@ def show_result(result: TrainResult) -> None:
     print(f"run directory: {run}")
     print("next:")
     if result.status == "interrupted":
-        print(f"  {command_line('resume', '--checkpoint', result.run_dir)}")
-    print(f"  {command_line('eval', '--checkpoint', result.run_dir)}")
+        print(f"  {command_line('resume', *words)}")
+    print(f"  {command_line('eval', *words)}")
     print(f"  tensorboard --logdir {run}")
 
 
@@ -71,7 +74,7 @@ def show_experiment(result: ExperimentResult) -> None:
     table = Table("seed", "status", "return", "± over episodes", "steps", "seconds")
     for seed in result.seeds:
         cells = [
-            _number(seed.summary.get(key), digits)
+            _number(seed.number(key), digits)
             for key, digits in (
                 ("eval_return_mean", 2),
                 ("eval_return_std", 2),
@@ -85,7 +88,7 @@ def show_experiment(result: ExperimentResult) -> None:
         low, high = figures["interval_95"]
         print(
             f"mean {figures['mean']:.2f}, interquartile mean {figures['interquartile_mean']:.2f} "
-            f"(95 % interval {low:.2f} to {high:.2f}) over {len(result.returns)} seeds"
+            f"(95 % interval {low:.2f} to {high:.2f}) {result.coverage}"
         )
     print(f"experiment directory: {shlex.quote(str(result.directory))}")
     if any(seed.status != "finished" for seed in result.seeds):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import re
 import sys
 import types
 from abc import ABCMeta
+from collections.abc import Container, Sequence
 from enum import Enum
 from pathlib import PurePath
 from typing import Any, Generic
@@ -20,11 +20,7 @@ from rl_training.errors import CheckpointError
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made at run time, as `class` statements do
 _CONSTANTS = (
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.MethodType,
     types.ModuleType,
-    functools.partial,
     type,
     np.dtype,
     np.ufunc,
@@ -39,15 +35,33 @@ class SnapshotUnavailable(Exception):
     """An environment's state cannot be written as data; the message names what is in the way."""
 
 
-def is_constant(value: object) -> bool:
-    """Whether the value belongs to the program rather than to the state: code, types, loggers."""
-    return isinstance(value, _CONSTANTS)
+def is_constant(value: Any) -> bool:
+    """Whether the value belongs to the program rather than to the state: code, types, loggers.
+
+    A function that a module holds is program, whatever hangs on it (`program` watches over that);
+    one made at run time is state if something does.
+    """
+    if isinstance(value, types.FunctionType):
+        parts = value.__closure__, value.__defaults__, value.__kwdefaults__, value.__dict__
+        return not any(parts) or is_global(value)
+    if is_bound(value):
+        return isinstance(value.__self__, (type, types.ModuleType))
+    return isinstance(value, (*_CONSTANTS, types.BuiltinFunctionType))
+
+
+def is_global(function: types.FunctionType) -> bool:
+    """Whether a module, or a class in one, holds the function."""
+    return _lookup(constant_name(function)) is function
+
+
+def is_bound(value: Any) -> bool:
+    """Whether the value is a method together with the object it is called on."""
+    methods = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
+    return isinstance(value, methods) and value.__self__ is not None
 
 
 def constant_name(value: object) -> str:
     """What must be the same when a constant is met again; empty if nothing can be compared."""
-    if isinstance(value, functools.partial):
-        return constant_name(value.func)
     if isinstance(value, (EnvSpec, PurePath)):
         return ""
     if isinstance(value, (np.dtype, re.Pattern)):
@@ -112,22 +126,52 @@ def class_name(cls: type) -> str | None:
     return None if acting or _lookup(name) is not cls else name
 
 
-def find_class(name: str) -> type:
-    """The class that `class_name` named; it must be imported already, nothing is imported here."""
-    found = _lookup(name)
+# Whatever their classes do when an environment uses them, it is not an environment's business:
+# their instances are written to where a live one stands, and never made.
+LIBRARIES = frozenset({"gymnasium", "numpy", "rl_training", "torch"})
+
+
+def packages_of(layers: Sequence[object]) -> frozenset[str]:
+    """The top-level packages whose classes a state of these layers may ask for.
+
+    They are the environment's own and those that the modules of its classes import. An instance of
+    any other class, made from a file, could act: import a module that it names, or open a file.
+    """
+    names = {base.__module__ for layer in layers for base in type(layer).__mro__}
+    found = {name.partition(".")[0] for name in names}
+    for name in names:
+        library = name.partition(".")[0] in LIBRARIES
+        for value in () if library else list(vars(sys.modules.get(name, types)).values()):
+            if isinstance(value, types.ModuleType):
+                found.add(value.__name__.partition(".")[0])
+            elif isinstance(value, type | types.FunctionType):
+                found.add(str(value.__module__).partition(".")[0])
+    return frozenset(found - LIBRARIES - sys.stdlib_module_names)
+
+
+def find_class(name: object, packages: Container[str]) -> type:
+    """The class that `class_name` named; it must be imported already, nothing is imported here.
+
+    It must belong to one of the packages, too.
+    """
+    found = _lookup(name) if isinstance(name, str) else None
+    if isinstance(name, str) and name.partition(":")[0].partition(".")[0] not in packages:
+        raise CheckpointError(
+            f"the class {name!r:.80} is none of the environment's: expected one of a package that "
+            "the environment's modules belong to or import"
+        )
     if not isinstance(found, type) or class_name(found) != name:
         raise CheckpointError(
-            f"the class {name!r} is not there: expected it in an imported module, as it was when "
-            "the state was saved"
+            f"the class {name!r:.80} is not there: expected it in an imported module, as it was "
+            "when the state was saved"
         )
     return found
 
 
-def find_member(name: str, member: str | int) -> Enum:
+def find_member(cls: type, member: str | int) -> Enum:
     """The member of an enumeration, by its name, or by its value for combined flags."""
-    cls = find_class(name)
     if not issubclass(cls, Enum):
-        raise CheckpointError(f"{name!r} is not an enumeration")
+        raise CheckpointError(f"{type_name(cls)} is not an enumeration")
     return cls(member) if isinstance(member, int) else cls[member]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium import Space
 from gymnasium.vector import VectorWrapper
 
 from rl_training.envs.snapshots.classes import SnapshotUnavailable
@@ -21,7 +22,8 @@ SKIPPED = frozenset(
     | {"_saved_kwargs", "_ezpickle_args", "_ezpickle_kwargs"}
 )
 """Attributes that say how an environment was built; a fresh one has them already."""
-_GENERATOR = ("_np_random", "_np_random_seed")
+SPACES = ("action_space", "observation_space")
+"""May be attributes of a class; their generators are saved with each of its environments."""
 _PYGAME = ("Surface", "Clock", "Font")  # other things of pygame's may say where something is
 _MUJOCO = ("model", "data", "mujoco_renderer")
 # Results of MuJoCo's last forward pass, which lag one step behind the state and which environments
@@ -47,6 +49,9 @@ def save_layers(layers: Sequence[Any], skipped: frozenset[str] = frozenset()) ->
     try:
         saved = [_save_layer(encoder, layer, SKIPPED) for layer in layers[:-1]]
         saved.append(_save_layer(encoder, layers[-1], SKIPPED | skipped))
+        for layer, node in zip(layers, saved, strict=True):
+            if spaces := _class_spaces(layer):
+                node["spaces"] = encoder.encode(spaces, type(layer).__qualname__)
     except SnapshotUnavailable:
         raise
     except Exception as error:  # nested too deep, or an object that does not stand being looked at
@@ -69,21 +74,25 @@ def load_layers(
     for layer, saved in zip(layers, state.node["layers"], strict=True):
         left_out = SKIPPED | skipped if layer is layers[-1] else SKIPPED
         _load_layer(decoder, layer, saved, left_out)
+        if "spaces" in saved:
+            decoder.decode(saved["spaces"], _class_spaces(layer), type(layer).__qualname__)
 
 
 def _save_layer(encoder: ObjectEncoder, layer: Any, skipped: frozenset[str]) -> dict[str, Node]:
     path = type(layer).__qualname__
     if has_state_methods(layer):
-        # Saved in addition, as a get_state rarely thinks of the generator.
-        generator = {name: vars(layer)[name] for name in _GENERATOR if name in vars(layer)}
         try:
             state = layer.get_state()
         except Exception as error:
             raise SnapshotUnavailable(f"{path}.get_state() raised {error!r}") from error
+        # In addition all that can be saved without it: a get_state rarely thinks of the generator,
+        # and may forget an attribute whose effect shows late.
+        left = [name for name, value in _held(layer).items() if not encoder.takes(value)]
         return {
             "class": path,
             "state": encoder.encode(state, f"{path}.get_state()"),
-            "generator": encoder.encode(generator, f"{path}.np_random"),
+            "attributes": encoder.attributes(layer, path, skipped.union(left)),
+            "left": left,
         }
     if _is_mujoco(layer):
         attributes = encoder.attributes(layer, path, skipped.union(_MUJOCO))
@@ -98,26 +107,48 @@ def _load_layer(
     decoder: ObjectDecoder, layer: Any, saved: dict[str, Node], skipped: frozenset[str]
 ) -> None:
     path = type(layer).__qualname__
-    if "state" in saved:
-        vars(layer).update(decoder.decode(saved["generator"], MISSING, path))
+    kind = "state" if has_state_methods(layer) else "attributes"
+    simulated = kind == "attributes" and _is_mujoco(layer)
+    if kind not in saved or ("mujoco" in saved) != simulated:
+        raise CheckpointError(f"{path} was saved in another way: expected its {kind}")
+    if kind == "state":
         layer.set_state(decoder.decode(saved["state"], MISSING, f"{path}.get_state()"))
-        return
+        skipped = skipped.union(_names(saved["left"]))
     if "mujoco" in saved:
         _load_simulation(layer, decoder.decode(saved["mujoco"]))
         skipped = skipped.union(_MUJOCO)
-    skipped = skipped.union(saved.get("drawn", ()))
+    skipped = skipped.union(_names(saved.get("drawn", [])))
     decoder.attributes(layer, saved["attributes"], path, skipped)
+
+
+def _names(node: Node) -> list[str]:
+    """Attributes that stay as they are, which a saved layer lists."""
+    if not isinstance(node, list) or not all(isinstance(name, str) for name in node):
+        raise CheckpointError(f"expected names of attributes, found {node!r:.80}")
+    return node
 
 
 def _drawn(layer: object) -> list[str]:
     """Attributes that hold what is drawn on: a drawing follows from the rest of the state."""
-    held = vars(layer).items() if hasattr(layer, "__dict__") else ()
-    kinds = {name: type(value) for name, value in held}
+    kinds = {name: type(value) for name, value in _held(layer).items()}
     return [
         name
         for name, kind in kinds.items()
         if kind.__module__.partition(".")[0] == "pygame" and kind.__name__ in _PYGAME
     ]
+
+
+def _class_spaces(layer: object) -> dict[str, Space[Any]]:
+    found = {name: inspect.getattr_static(type(layer), name, None) for name in SPACES}
+    return {
+        name: space
+        for name, space in found.items()
+        if isinstance(space, Space) and name not in _held(layer)
+    }
+
+
+def _held(layer: object) -> dict[str, object]:
+    return dict(getattr(layer, "__dict__", {}))
 
 
 def has_state_methods(layer: Any) -> bool:

@@ -7,6 +7,8 @@ Sharing and cycles are kept. To the kinds of the codec come
     {"object": "module:Class", "attributes": {...}}  {"namespace": {...}}
     {"enum": "module:Class", "member": ...}       {"named": "module:Class", "items": [...]}
     {"const": "module:name"}                      code: it must be the same when restored
+    {"function": "module:name", "cells": [...], "state": [...]}   {"cell": [...]}, a variable of one
+    {"method": "module:name", "self": ...}        {"partial": ..., "arguments": [...]}
     {"space": [...]}                              the generators of a Gymnasium space
 
 A set keeps its elements but not the order in which it is iterated, which depends on its history.
@@ -14,6 +16,7 @@ A set keeps its elements but not the order in which it is iterated, which depend
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from collections import deque
@@ -34,14 +37,17 @@ TABLE_DEPTH = 8  # deeper objects go to the table, as the codec limits nesting
 MAX_TUPLES = 20  # inside each other
 _MAX_CONSTANTS = 50_000
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+_CODE = (types.FunctionType, classmethod, staticmethod, types.MethodDescriptorType)
 
 
 class ObjectEncoder(Encoder):
     """Encodes what hangs on `layers`; the nodes belong together with the `shared` table."""
 
-    def __init__(self, layers: Sequence[object]) -> None:
+    def __init__(self, layers: Sequence[object], *, limit: int | None = None) -> None:
         super().__init__()
+        self._limit = MAX_VALUES if limit is None else limit
         self._layers = {id(layer): index for index, layer in enumerate(layers)}
+        self._packages = classes.packages_of(layers) | classes.LIBRARIES
         self._nodes: dict[int, dict[str, Node]] = {}
         self._table: dict[int, str] = {}
         self._alive: list[object] = []  # an id is a name only while its object lives
@@ -49,9 +55,12 @@ class ObjectEncoder(Encoder):
         self._values = 0
         self._level = 0
         self.mutable[types.SimpleNamespace] = self._namespace
+        self.mutable[types.CellType] = self._cell
         self._special: list[tuple[Callable[[Any], bool], Callable[[Any, str], Node]]] = [
             (lambda v: id(v) in self._layers, lambda v, _: {"layer": self._layers[id(v)]}),
             (classes.is_constant, lambda v, _: {"const": classes.constant_name(v)}),
+            (classes.is_bound, self._method),
+            (lambda v: type(v) is functools.partial, self._partial),
             (lambda v: isinstance(v, Space), self._space),
             (lambda v: isinstance(v, Enum), self._enum),
             (lambda v: isinstance(v, np.generic), self.scalar),
@@ -61,8 +70,8 @@ class ObjectEncoder(Encoder):
     def encode(self, value: object, path: str = "") -> Node:
         """The value as a node; an object that was met before is a reference to it."""
         self._values += 1
-        if self._values > MAX_VALUES:
-            raise SnapshotUnavailable(f"{path} is beyond the first {MAX_VALUES:,} values")
+        if self._values > self._limit:
+            raise SnapshotUnavailable(f"{path} is beyond the first {self._limit:,} values")
         kind = type(value)
         if kind in (tuple, frozenset):
             return self._unlooped(value, path)
@@ -87,6 +96,16 @@ class ObjectEncoder(Encoder):
             for name, value in found.items()
             if name not in skipped
         }
+
+    def takes(self, value: object) -> bool:
+        """Whether the value can be encoded; nothing is kept of it."""
+        attempt = ObjectEncoder((), limit=_MAX_CONSTANTS)
+        attempt._layers, attempt._packages = self._layers, self._packages
+        try:
+            attempt.encode(value)
+        except Exception:  # an object may not stand being looked at
+            return False
+        return True
 
     def finish(self, **nodes: Node) -> Encoded:
         """The nodes with the table of the objects that `ref` nodes point to; to be taken once."""
@@ -132,6 +151,37 @@ class ObjectEncoder(Encoder):
         self._open.remove(id(value))
         return node
 
+    def _function(self, value: types.FunctionType, path: str) -> dict[str, Node]:
+        names, cells = value.__code__.co_freevars, value.__closure__ or ()
+        variables = zip(names, cells, strict=True)
+        state = value.__defaults__, value.__kwdefaults__, value.__dict__
+        return {
+            "function": classes.constant_name(value),
+            "cells": [self.encode(cell, f"{path}'s variable {name}") for name, cell in variables],
+            "state": self.items(state, f"{path}'s defaults and attributes"),
+        }
+
+    def _cell(self, value: types.CellType, path: str) -> dict[str, Node]:
+        try:
+            contents: tuple[object, ...] = (value.cell_contents,)
+        except ValueError:  # a variable that was not assigned yet
+            contents = ()
+        return {"cell": [self.encode(content, path) for content in contents]}
+
+    def _method(self, value: Any, path: str) -> dict[str, Node]:
+        function = getattr(value, "__func__", None)
+        if isinstance(function, types.FunctionType):
+            ways = (vars(base).get(function.__name__) for base in type(value.__self__).__mro__)
+            if not classes.is_constant(function) and function not in ways:
+                self.refuse(path, f"a method made at run time, {function.__qualname__}")
+        inner = self.encode(value.__self__, f"{path}.__self__")
+        return {"method": classes.constant_name(value), "self": inner}
+
+    def _partial(self, value: functools.partial[Any], path: str) -> dict[str, Node]:
+        inner = self.encode(value.func, f"{path}.func")
+        arguments = self.items((value.args, value.keywords), f"{path}'s arguments")
+        return {"partial": inner, "arguments": arguments}
+
     def _namespace(self, value: types.SimpleNamespace, path: str) -> dict[str, Node]:
         return {"namespace": self.attributes(value, path)}
 
@@ -149,9 +199,12 @@ class ObjectEncoder(Encoder):
 
     def _object(self, value: object, path: str) -> dict[str, Node]:
         cls = type(value)
+        if isinstance(value, types.FunctionType):
+            return self._function(value, path)
         if not classes.is_plain_class(cls):
             self.refuse(path, f"a {classes.type_name(cls)}")
-        return {"object": self._class(cls, path), "attributes": self.attributes(value, path)}
+        attributes = self.attributes(value, path)  # first: it may name what no package could mend
+        return {"object": self._class(cls, path), "attributes": attributes}
 
     def _class(self, cls: type, path: str) -> str:
         name = classes.class_name(cls)
@@ -159,6 +212,11 @@ class ObjectEncoder(Encoder):
             raise SnapshotUnavailable(
                 f"{path} is a {classes.type_name(cls)}; only classes outside the standard library "
                 "that have a global name and no __del__ can be made again from a file"
+            )
+        if name.partition(":")[0].partition(".")[0] not in self._packages:
+            raise SnapshotUnavailable(
+                f"{path} is a {classes.type_name(cls)}; only classes of a package that the "
+                "environment's modules belong to or import can be made again from a file"
             )
         return name
 
@@ -173,6 +231,7 @@ class ObjectDecoder(Decoder):
     def __init__(self, layers: Sequence[object], state: Encoded) -> None:
         super().__init__(state.arrays)
         self._layers = layers
+        self._packages = classes.packages_of(layers)
         self._shared: dict[str, Node] = state.node["shared"]
         self._restored: dict[str, Any] = {}
         self._taken = {id(layer) for layer in layers} | _module_constants(layers)
@@ -181,17 +240,29 @@ class ObjectDecoder(Decoder):
         self.direct |= {
             "ref": self._ref,
             "const": self._const,
+            "method": self._method,
+            "partial": self._partial,
             "space": self._space,
             "named": self._named,
             "layer": lambda node, *_: self._layers[node["layer"]],
-            "enum": lambda node, *_: classes.find_member(node["enum"], node["member"]),
+            "enum": self._enum,
         }
-        self.make |= {"namespace": _make_namespace, "object": _make_object}
-        self.fill |= {
+        self.make |= {
+            "namespace": _make_namespace,
+            "object": self._make_object,
+            "function": _same_function,
+            "cell": lambda _, old: old if type(old) is types.CellType else types.CellType(),
+        }
+        fill: dict[str, Callable[[Any, dict[str, Node], str], None]] = {
             "namespace": lambda new, node, path: self.attributes(new, node["namespace"], path),
             "object": lambda new, node, path: self.attributes(new, node["attributes"], path),
+            "function": self._fill_function,
+            "cell": self._fill_cell,
         }
+        self.fill |= fill
         self.optional |= {"object": {"attributes"}, "enum": {"member"}, "named": {"items"}}
+        self.optional |= {"function": {"cells", "state"}, "method": {"self"}}
+        self.optional |= {"partial": {"arguments"}}
 
     def attributes(
         self, owner: object, nodes: dict[str, Node], path: str, skipped: Container[str] = ()
@@ -202,6 +273,8 @@ class ObjectDecoder(Decoder):
         for name, node in nodes.items():
             in_slot = name in slots
             old = getattr(owner, name, MISSING) if in_slot else values.get(name, MISSING)
+            if name in skipped or (old is MISSING and hides_method(owner, name)):
+                raise CheckpointError(f"{path}.{name} is no state, and cannot have been saved")
             if old is MISSING and _is_program(node):
                 continue  # made when it is first needed, as a cached function is
             value = self.decode(node, old, f"{path}.{name}")
@@ -261,21 +334,89 @@ class ObjectDecoder(Decoder):
             raise CheckpointError(f"{path} was {node['const']} when saved and is {now} now")
         return old
 
+    def _method(self, node: dict[str, Node], old: object, path: str) -> object:
+        _check_there(old, path)
+        if not classes.is_bound(old) or classes.constant_name(old) != node["method"]:
+            raise CheckpointError(f"{path} was the method {node['method']} and is {old!r:.80} now")
+        method: Any = old
+        target = self.decode(node["self"], method.__self__, f"{path}.__self__")
+        if target is method.__self__:
+            return method
+        if type(target) is not type(method.__self__):
+            raise CheckpointError(f"{path} was a method of another kind of object when saved")
+        return getattr(target, method.__name__)
+
+    def _partial(self, node: dict[str, Node], old: object, path: str) -> object:
+        _check_there(old, path)
+        if type(old) is not functools.partial:
+            raise CheckpointError(f"{path} was a functools.partial and is {old!r:.80} now")
+        function = self.decode(node["partial"], old.func, f"{path}.func")
+        before = old.args, old.keywords
+        arguments, keywords = self.items(node["arguments"], before, f"{path}'s arguments")
+        return functools.partial(function, *arguments, **keywords)
+
+    def _fill_function(self, target: types.FunctionType, node: dict[str, Node], path: str) -> None:
+        cells = target.__closure__ or ()
+        for cell, restored in zip(cells, self.items(node["cells"], cells, path), strict=True):
+            if restored is not cell:
+                raise CheckpointError(f"{path} shared its variables with other functions once")
+        before = target.__defaults__, target.__kwdefaults__, target.__dict__
+        defaults, keywords, attributes = self.items(node["state"], before, path)
+        target.__defaults__, target.__kwdefaults__ = defaults, keywords
+        if attributes is not target.__dict__:
+            target.__dict__.update(attributes)
+
+    def _fill_cell(self, target: types.CellType, node: dict[str, Node], path: str) -> None:
+        try:
+            before = [target.cell_contents]
+        except ValueError:
+            before = []
+        contents = self.items(node["cell"], before, path)
+        if contents:
+            target.cell_contents = contents[0]
+
     def _space(self, node: dict[str, Node], old: object, path: str) -> object:
         _check_there(old, path)
         spaces = classes.sub_spaces(old) if isinstance(old, Space) else []
         if len(spaces) != len(node["space"]):
             raise CheckpointError(f"{path} was another space when saved than {old!r:.80}")
         for space, generator in zip(spaces, node["space"], strict=True):
-            space._np_random = self.decode(generator, space._np_random, path)
+            decoded: Any = self.decode(generator, space._np_random, path)
+            if not isinstance(decoded, np.random.Generator | None):
+                raise CheckpointError(f"{path}: the generator of a space is something else")
+            vars(space)["_np_random"] = decoded
         return old
 
     def _named(self, node: dict[str, Node], old: object, path: str) -> object:
-        cls = classes.find_class(node["named"])
+        cls = self._class(node["named"], type(old))
         if not (issubclass(cls, tuple) and hasattr(cls, "_fields")):
             raise CheckpointError(f"{path}: {node['named']!r} is not a named tuple")
         items = self.items(node["items"], old if isinstance(old, tuple) else (), path)
         return tuple.__new__(cls, items)
+
+    def _enum(self, node: dict[str, Node], old: object, _: str) -> object:
+        cls = self._class(node["enum"], type(old))
+        return classes.find_member(cls, node["member"])
+
+    def _make_object(self, node: dict[str, Node], old: object) -> object:
+        cls = self._class(node["object"], type(old))
+        if not classes.is_plain_class(cls):
+            raise CheckpointError(f"{node['object']!r:.80} is not a class with plain attributes")
+        return old if type(old) is cls else object.__new__(cls)
+
+    def _class(self, name: object, live: type) -> type:
+        """The class of that name: the one of the live value, or one of the environment's."""
+        if isinstance(name, str) and classes.class_name(live) == name:
+            return live
+        return classes.find_class(name, self._packages)
+
+
+def hides_method(owner: object, name: str) -> bool:
+    """Whether an attribute of that name would take the place of the owner's own code."""
+    for base in type(owner).__mro__:
+        if name in vars(base):
+            return isinstance(vars(base)[name], _CODE)
+    return False
 
 
 def _is_program(node: Node) -> bool:
@@ -291,11 +432,13 @@ def _make_namespace(_: dict[str, Node], old: object) -> types.SimpleNamespace:
     return old if type(old) is types.SimpleNamespace else types.SimpleNamespace()
 
 
-def _make_object(node: dict[str, Node], old: object) -> object:
-    cls = classes.find_class(node["object"])
-    if not classes.is_plain_class(cls):
-        raise CheckpointError(f"{node['object']!r} is not a class with plain attributes")
-    return old if type(old) is cls else object.__new__(cls)
+def _same_function(node: dict[str, Node], old: object) -> types.FunctionType:
+    if not isinstance(old, types.FunctionType) or classes.constant_name(old) != node["function"]:
+        now = "missing" if old is MISSING else f"{old!r:.80}"
+        raise CheckpointError(f"the function {node['function']} of the saved state is {now} now")
+    if classes.is_global(old):
+        raise CheckpointError(f"{node['function']} is program, and holds no state")
+    return old
 
 
 def _module_constants(layers: Sequence[object]) -> set[int]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import copy
 import random
 import sys
+import time
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from hashlib import blake2b
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -21,6 +23,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 Env = gym.Env[Any, Any]
 Venv = VectorEnv[Any, Any, Any]
+
+_STINT_STEPS = 1_200
+_STINT_SECONDS = 0.5
+_MAX_KEPT = 4096  # bytes of an array; whole episodes of images would fill the memory
 
 
 def random_actions(env: Env | Venv, number: int, *, seed: int) -> list[Any]:
@@ -36,28 +42,79 @@ def endless_actions(env: Env | Venv, *, seed: int) -> Iterator[Any]:
         yield space.sample()
 
 
+class Stint(NamedTuple):
+    """The actions of a stretch, all that training would see of it, and how many episodes ended."""
+
+    actions: list[Any]
+    record: list[Any]
+    ends: int
+
+    def length(self) -> str:
+        """In words."""
+        return f"{len(self.actions)} steps with {ends_of_episodes(self.ends)}"
+
+
+def ends_of_episodes(number: int) -> str:
+    """So many ends, in words."""
+    return f"{number or 'no'} end{'s' * (number != 1)} of episodes"
+
+
 def play(env: Env | Venv, actions: Iterable[Any]) -> list[Any]:
     """Step through the actions; the record holds all that training would see."""
+    return [part for action in actions for part in _step(env, action)[0]]
+
+
+def play_on(env: Env | Venv, actions: Iterator[Any], *, beyond: int) -> Stint:
+    """Play until an episode has ended in each environment and `beyond` more steps are made.
+
+    It stops after 1,200 steps or half a second, whatever has ended by then, but not before
+    `beyond` steps.
+    """
+    give_up = time.monotonic() + _STINT_SECONDS
+    played: list[Any] = []
+    record: list[Any] = []
+    ends, left = np.zeros(1, np.int64), beyond
+    while left and len(played) < _STINT_STEPS:
+        if len(played) >= beyond and time.monotonic() > give_up:
+            break
+        played.append(next(actions))
+        answers, ended = _step(env, played[-1])
+        record += answers
+        ends = ends + np.atleast_1d(ended)
+        left -= bool(np.all(ends))
+    return Stint(played, record, int(ends.sum()))
+
+
+def _step(env: Env | Venv, action: Any) -> tuple[list[Any], Any]:
     vector = isinstance(env, VectorEnv)
     resets_itself = vector and env.metadata.get("autoreset_mode") is not AutoresetMode.DISABLED
-    record: list[Any] = []
-    for action in actions:
-        obs, reward, terminated, truncated, info = env.step(action)
-        # As an array, a reward that is NaN equals itself.
-        answer = [obs, np.asarray(reward), terminated, truncated]
-        if vector:
-            answer.append(info.get("final_obs"))
-        record.append(copy.deepcopy(answer))  # the environment may reuse its arrays
-        if not resets_itself and (np.any(terminated) or np.any(truncated)):
-            mask = {"reset_mask": np.logical_or(terminated, truncated)} if vector else None
-            record.append(copy.deepcopy(env.reset(options=mask)[0]))
-    return record
+    obs, reward, terminated, truncated, info = env.step(action)
+    # As an array, a reward that is NaN equals itself.
+    answer = [obs, np.asarray(reward), terminated, truncated]
+    if vector:
+        answer.append(info.get("final_obs"))
+    answers, ended = [kept(answer)], np.logical_or(terminated, truncated)
+    if not resets_itself and np.any(ended):
+        mask = {"reset_mask": ended} if vector else None
+        answers.append(kept(env.reset(options=mask)[0]))
+    return answers, ended
+
+
+def kept(answer: Any) -> Any:
+    """A copy, as the environment may reuse its arrays; of a large array, a digest."""
+    if isinstance(answer, np.ndarray) and answer.nbytes > _MAX_KEPT and answer.dtype != object:
+        return [answer.shape, answer.dtype.str, blake2b(answer.tobytes()).digest()]
+    if isinstance(answer, (list, tuple)):
+        return [kept(part) for part in answer]
+    if isinstance(answer, dict):
+        return {key: kept(part) for key, part in answer.items()}
+    return copy.deepcopy(answer)
 
 
 def play_episode(env: Env | Venv, actions: Iterable[Any], *, seed: int | None) -> list[Any]:
     """Reset, then play."""
     obs, _ = env.reset(seed=seed)
-    return [copy.deepcopy(obs), *play(env, actions)]
+    return [kept(obs), *play(env, actions)]
 
 
 def same(left: object, right: object) -> bool:

@@ -6,29 +6,37 @@ A state is data only, in the codec of `storage.tree`. It comes from the environm
 
 from __future__ import annotations
 
-import os
-import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
+from rl_training.envs.async_vector_env import QuickAsyncVectorEnv
 from rl_training.envs.snapshots import probe
 from rl_training.envs.snapshots.classes import SnapshotUnavailable
 from rl_training.envs.snapshots.layers import layers_of, load_layers, save_layers
+from rl_training.envs.snapshots.program import (
+    attribute_data,
+    changed_data,
+    clear_caches,
+    program_data,
+)
 from rl_training.envs.stacking import frames_of
-from rl_training.errors import CheckpointError
+from rl_training.envs.vector_envs import EnvFailure
+from rl_training.errors import CheckpointError, safe_text
 from rl_training.storage.tree import Encoded, StateTree
 
 _SYNC_SKIPPED = frozenset({"envs", "env_fns"})
 _ASYNC_KEPT = frozenset(
     {"action_space", "single_action_space", "observation_space", "single_observation_space"}
-    | {"observations"}
+    | {"observations", "_steps", "_seeds", "_seeded_at"}
 )
+_IN_WORKERS = (AsyncVectorEnv, QuickAsyncVectorEnv)
 
 
 class SnapshotEnv(gym.Wrapper[Any, Any, Any, Any]):
@@ -41,6 +49,7 @@ class SnapshotEnv(gym.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: gym.Env[Any, Any], env_index: int) -> None:
         super().__init__(env)
         self.env_index = env_index
+        self._generators: list[Any] | None = None
 
     def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """One step of the env."""
@@ -55,20 +64,40 @@ class SnapshotEnv(gym.Wrapper[Any, Any, Any, Any]):
             self.action_space.seed(seed)
             self.observation_space.seed(seed)
         obs, info = self.env.reset(seed=seed, options=options)
+        if self._generators is None:
+            self._generators = probe.global_generators()
         return _copied(obs), info
 
-    # An exception would end an AsyncVectorEnv's worker for good, so trouble is returned as text.
+    # An exception would end a worker of Gymnasium's, so trouble is returned as text.
 
     def frames_stacked(self) -> int:
         """How many images an observation stacks."""
         return frames_of(self)
 
     def save_state(self) -> dict[str, Any]:
-        """`{"state": encoded}`, or `{"unavailable": reason}`."""
+        """`{"state": encoded}`, or `{"unavailable": reason}`; asked of an environment in a worker.
+
+        A worker's global generators are its environment's, and no checkpoint holds them.
+        """
+        if not probe.same(self._generators, probe.global_generators()):
+            reason = "it draws from a global random generator in its worker"
+            return {"unavailable": f"env {self.env_index}: {reason}"}
         try:
             return {"state": save_env_state(self)}
         except SnapshotUnavailable as error:
             return {"unavailable": f"env {self.env_index}: {error}"}
+
+    def program_state(self) -> dict[str, int]:
+        """Digests of the data that this environment's code keeps outside of it."""
+        return program_data(_env_layers(self))
+
+    def attributes(self) -> dict[str, int]:
+        """Digests of the attributes of this environment that can be saved."""
+        return attribute_data(_env_layers(self))
+
+    def packages(self) -> list[str]:
+        """The top-level packages that the classes of this environment come from."""
+        return _packages(_env_layers(self))
 
     def load_state(self, states: Sequence[Encoded]) -> str:
         """Take over this env's entry of `states`; gives an empty text, or what went wrong."""
@@ -85,17 +114,9 @@ class SnapshotEnvMaker:
 
     make: Callable[[], gym.Env[Any, Any]]
     env_index: int
-    owner: int = field(default_factory=os.getpid)
 
     def __call__(self) -> SnapshotEnv:
         """A new environment."""
-        if os.getpid() != self.owner:
-            # A worker. Signals to the process group reach it too, but only the owner decides when
-            # to stop, after a save that needs the worker; the owner's handlers are of no use here.
-            for name in ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"):
-                if hasattr(signal, name):
-                    signal.signal(getattr(signal, name), signal.SIG_IGN)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         return SnapshotEnv(self.make(), self.env_index)
 
 
@@ -120,7 +141,7 @@ def save_vector_state(venv: VectorEnv[Any, Any, Any]) -> StateTree:
     envs: list[Encoded] = []
     if isinstance(base, SyncVectorEnv):
         envs = [save_env_state(env) for env in base.envs]
-    elif isinstance(base, AsyncVectorEnv):
+    elif isinstance(base, _IN_WORKERS):
         _check_workers(base)
         for result in base.call("save_state"):
             if "unavailable" in result:
@@ -136,8 +157,49 @@ def load_vector_state(venv: VectorEnv[Any, Any, Any], state: StateTree) -> None:
     """
     with _misfit_reported(venv):
         layers = layers_of(venv)
+        before = _batches(layers[-1])
         _load_envs(layers[-1], state["envs"])
         load_layers(layers, state["vector"], _skipped(layers[-1]))
+        if _batches(layers[-1]) != before:
+            raise CheckpointError("the arrays of the vector environment have other shapes or types")
+
+
+def _batches(venv: VectorEnv[Any, Any, Any]) -> dict[str, tuple[Any, tuple[int, ...]]]:
+    """Type and shape of the arrays with an entry for each environment, which never change."""
+    held = vars(venv).items()
+    return {name: (x.dtype, x.shape) for name, x in held if isinstance(x, np.ndarray)}
+
+
+def program_state(venv: VectorEnv[Any, Any, Any]) -> dict[str, int]:
+    """Digests of the data that the environments' code keeps outside of them, by name.
+
+    The state of an environment holds none of it, so it must not have changed since the first reset
+    when a checkpoint claims to be exact.
+    """
+    data = program_data(_layers_here(venv))
+    base = layers_of(venv)[-1]
+    if isinstance(base, _IN_WORKERS):
+        _check_workers(base)
+        for index, state in enumerate(base.call("program_state")):
+            data |= {f"{name} (env {index})": digest for name, digest in state.items()}
+    return data
+
+
+def packages_of(venv: VectorEnv[Any, Any, Any]) -> list[str]:
+    """The top-level packages that the environments' classes come from."""
+    base = layers_of(venv)[-1]
+    if isinstance(base, _IN_WORKERS) and _built_here(base):
+        return sorted({package for each in base.call("packages") for package in each})
+    return _packages(_layers_here(venv))
+
+
+def outside_data(before: dict[str, int], venv: VectorEnv[Any, Any, Any]) -> str:
+    """What of the program's data has changed since `before`, as a reason; empty if nothing."""
+    changed = changed_data(before, program_state(venv))
+    if not changed:
+        return ""
+    more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+    return f"data outside the environment has changed: {', '.join(changed[:3])}{more}"
 
 
 class ResumeLevel(NamedTuple):
@@ -168,8 +230,9 @@ def resume_level(make: Callable[[], VectorEnv[Any, Any, Any]] | None, *, seed: i
             return _find_level(make, opened, seed)
         except (Exception, SystemExit) as error:
             # It will show again in training, where it is reported in full.
-            raised = f"{type(error).__name__}: {error}"
-            return ResumeLevel("statistical", f"the environment raised {raised}")
+            raised = f"raised {type(error).__name__}: {safe_text(error)}"
+            happened = error.brief if isinstance(error, EnvFailure) else raised
+            return ResumeLevel("statistical", f"the environment {happened}")
 
 
 def _find_level(
@@ -182,54 +245,123 @@ def _find_level(
 
     first = build()
     generators = probe.global_generators()
-    steps = int(np.random.default_rng(seed).integers(10, 31))
-    actions = probe.random_actions(first, steps + 20, seed=seed)
-    first.reset(seed=seed)
-    probe.play(first, actions[:steps])
-    trouble = _replay_trouble(first, build(), actions[steps:], seed)
+    actions = probe.endless_actions(first, seed=seed)
+    start, _ = first.reset(seed=seed)
+    start, outside = probe.kept(start), _program_state(first)
+    beyond = int(np.random.default_rng(seed).integers(10, 31))
+    before = probe.play_on(first, actions, beyond=beyond)
+    trouble = _restore_trouble(first, second := build(), outside, seed)
+    after = probe.play_on(first, actions, beyond=20)
     if not trouble:
-        return ResumeLevel("exact", "saved, restored and replayed to the bit")
+        trouble = _replay_trouble(first, second, after)
+    if not trouble:
+        return ResumeLevel(
+            "exact",
+            f"saved after {before.length()}, restored, and {after.length()} replayed to the bit",
+        )
     # Against a third one: the second may have taken over what makes it equal to the first.
-    repeated = [probe.play_episode(venv, actions[:20], seed=seed) for venv in (first, build())]
-    if probe.same(*repeated):
-        return ResumeLevel("boundary", trouble)
-    if not probe.same(generators, probe.global_generators()):
-        cause = "the environment draws from a global random generator, which no reset seed fixes"
-    else:
+    third = build()
+    clear_caches(_layers_here(third))
+    new = probe.play_episode(third, (), seed=seed)
+    cause = "" if outside is None else outside_data(outside, third)
+    if cause:
+        return ResumeLevel("statistical", cause)
+    new += probe.play(third, before.actions + after.actions)
+    if not probe.same([start, *before.record, *after.record], new):
         cause = "the same reset seed and actions gave different answers"
-    return ResumeLevel("statistical", f"{cause}; {trouble}")
+        if not probe.same(generators, probe.global_generators()):
+            cause = "the environment draws from a global random generator, no reset seed fixes it"
+    elif outlived := _outlived(first, build, new, before.actions[:20], seed):
+        cause = (
+            "the same reset seed and actions gave different answers in a used environment and in a "
+            f"new one, and {outlived} outlives an episode, which building it anew would lose"
+        )
+    if cause:
+        return ResumeLevel("statistical", f"{cause}; {trouble}")
+    played = f"{before.length()} and {after.length()}"
+    return ResumeLevel("boundary", f"{trouble}; in new environments a seed fixed {played}")
 
 
-def _replay_trouble(
-    first: VectorEnv[Any, Any, Any], second: VectorEnv[Any, Any, Any], actions: list[Any], seed: int
+def _outlived(
+    used: VectorEnv[Any, Any, Any],
+    build: Callable[[], VectorEnv[Any, Any, Any]],
+    new: list[Any],
+    actions: list[Any],
+    seed: int,
 ) -> str:
-    """What keeps `second` from going on like `first` after taking over its state; empty if nothing.
+    """An attribute that carries something from one episode to the next, and shows; empty if none.
 
-    The unseeded reset shows whether the generators went along.
+    A running mean or a curriculum does. What is left of earlier episodes in a simulator, such as
+    the order of its contacts, is in no attribute, and nobody misses it.
     """
+    if probe.same(new[: len(actions) + 1], probe.play_episode(used, actions, seed=seed)):
+        return ""
+    attributes = []
+    for venv in (used, build()):
+        venv.reset(seed=seed)
+        attributes.append(_attributes(venv))
+    return ", ".join(changed_data(*attributes)[:3])
+
+
+def _attributes(venv: VectorEnv[Any, Any, Any]) -> dict[str, int]:
+    base = layers_of(venv)[-1]
+    data = attribute_data([layer for layer in _layers_here(venv) if layer is not base])
+    if isinstance(base, _IN_WORKERS) and _built_here(base):
+        for index, state in enumerate(base.call("attributes")):
+            data |= {f"{name} (env {index})": digest for name, digest in state.items()}
+    return data
+
+
+def _program_state(venv: VectorEnv[Any, Any, Any]) -> dict[str, int] | None:
+    """None where it is out of sight, as the environments' state is then."""
+    try:
+        return program_state(venv)
+    except SnapshotUnavailable:
+        return None
+
+
+def _restore_trouble(
+    first: VectorEnv[Any, Any, Any],
+    second: VectorEnv[Any, Any, Any],
+    outside: dict[str, int] | None,
+    seed: int,
+) -> str:
+    """What keeps `second` from taking over the state of `first`; empty if nothing."""
     try:
         state = save_vector_state(first)
+        if outside is not None and (changed := outside_data(outside, first)):
+            return changed
         second.reset(seed=seed + 1000)
         load_vector_state(second, state)
     except (SnapshotUnavailable, CheckpointError) as error:
         return str(error)
-    replayed = [
-        probe.play(venv, actions) + probe.play_episode(venv, actions[:5], seed=None)
-        for venv in (first, second)
-    ]
-    if probe.same(*replayed):
+    return ""
+
+
+def _replay_trouble(
+    first: VectorEnv[Any, Any, Any], second: VectorEnv[Any, Any, Any], after: probe.Stint
+) -> str:
+    """What keeps `second` from going on like `first` did in `after`; empty if nothing.
+
+    The unseeded reset shows whether the generators went along.
+    """
+    clear_caches(_layers_here(second))
+    same = probe.same(after.record, probe.play(second, after.actions)) and probe.same(
+        *(probe.play_episode(venv, after.actions[:5], seed=None) for venv in (first, second))
+    )
+    if same:
         return ""
     return "after a save and a restore it went another way: some state is outside its attributes"
 
 
 def _load_envs(base: VectorEnv[Any, Any, Any], states: list[Encoded]) -> None:
-    expected = base.num_envs if isinstance(base, (SyncVectorEnv, AsyncVectorEnv)) else 0
+    expected = base.num_envs if isinstance(base, (SyncVectorEnv, *_IN_WORKERS)) else 0
     if len(states) != expected:
         raise CheckpointError(f"the state is of {len(states)} environments, expected {expected}")
     if isinstance(base, SyncVectorEnv):
         for env, state in zip(base.envs, states, strict=True):
             load_env_state(env, state)
-    elif isinstance(base, AsyncVectorEnv):
+    elif isinstance(base, _IN_WORKERS):
         _check_workers(base)
         for trouble in filter(None, base.call("load_state", states)):
             raise CheckpointError(trouble)
@@ -252,8 +384,26 @@ def _misfit_reported(env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> Itera
         ) from error
 
 
-def _check_workers(venv: AsyncVectorEnv[Any, Any]) -> None:
-    if not all(isinstance(make, SnapshotEnvMaker) for make in venv.env_fns):
+def _layers_here(venv: VectorEnv[Any, Any, Any]) -> list[Any]:
+    """The layers of a vector environment and of the environments that are in this process."""
+    layers = layers_of(venv)
+    if isinstance(layers[-1], SyncVectorEnv):
+        layers += [layer for env in layers[-1].envs for layer in _env_layers(env)]
+    return layers
+
+
+def _packages(layers: Sequence[object]) -> list[str]:
+    bases = {base for layer in layers for base in type(layer).__mro__}
+    names = {base.__module__.partition(".")[0] for base in bases}
+    return sorted(names - set(sys.stdlib_module_names))
+
+
+def _built_here(venv: AsyncVectorEnv[Any, Any] | QuickAsyncVectorEnv) -> bool:
+    return all(isinstance(make, SnapshotEnvMaker) for make in venv.env_fns)
+
+
+def _check_workers(venv: AsyncVectorEnv[Any, Any] | QuickAsyncVectorEnv) -> None:
+    if not _built_here(venv):
         raise SnapshotUnavailable("the AsyncVectorEnv was not built by rl_training")
     if venv.autoreset_mode is AutoresetMode.NEXT_STEP:
         raise SnapshotUnavailable(
@@ -262,7 +412,7 @@ def _check_workers(venv: AsyncVectorEnv[Any, Any]) -> None:
 
 
 def _skipped(base: VectorEnv[Any, Any, Any]) -> frozenset[str]:
-    if isinstance(base, AsyncVectorEnv):
+    if isinstance(base, _IN_WORKERS):
         return frozenset(vars(base)) - _ASYNC_KEPT
     return _SYNC_SKIPPED if isinstance(base, SyncVectorEnv) else frozenset()
 

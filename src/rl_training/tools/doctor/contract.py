@@ -6,7 +6,7 @@ Not by `runtime.episodes`, which trusts the contract: here nothing is, before it
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -14,12 +14,18 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from gymnasium import spaces
 
+from rl_training.envs.contract import (
+    described,
+    leaf_problems,
+    leaves,
+    reward_problem,
+    tuple_problem,
+)
 from rl_training.envs.factory import Env
 from rl_training.envs.snapshots.probe import endless_actions
 from rl_training.tools.doctor.report import Finding, Mark
 
 Arrays: TypeAlias = list[tuple[np.ndarray, np.ndarray]]
-Space: TypeAlias = spaces.Space[Any]
 
 SEED = 1
 MOST_STEPS = 10_000
@@ -117,11 +123,11 @@ def _reset(env: Env, play: Play, seed: int | None) -> object:
     # Both arguments, as a vector environment passes them in training.
     result, seconds = _timed("reset", partial(env.reset, seed=seed, options=None))
     play.reset_seconds.append(seconds)
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise EnvBroken(f"expected (observation, info) from reset, found {_described(result)}")
+    if problem := tuple_problem("reset", result):
+        raise EnvBroken(problem)
     obs, info = result
     if not isinstance(info, dict):
-        play.note("error", "api", f" of reset: expected a dict, found {_described(info)}", "info")
+        play.note("error", "api", f" of reset: expected a dict, found {described(info)}", "info")
     return obs
 
 
@@ -129,26 +135,23 @@ def _step(env: Env, play: Play, action: object) -> tuple[object, bool, bool]:
     play.steps += 1
     result, seconds = _timed("step", partial(env.step, action))
     play.step_seconds += seconds
-    if not isinstance(result, tuple) or len(result) != 5:
-        raise EnvBroken(
-            "expected (observation, reward, terminated, truncated, info) from step, found "
-            f"{_described(result)}"
-        )
+    if problem := tuple_problem("step", result):
+        raise EnvBroken(problem)
     obs, reward, terminated, truncated, info = result
-    if not isinstance(reward, (int, float, np.generic, np.ndarray)) or np.ndim(reward) != 0:
-        play.note("error", "api", f": expected a number, found {_described(reward)}", "reward")
+    if problem := reward_problem(reward):
+        play.note("error", "api", f": {problem}", "reward")
     elif not np.isfinite(reward):
         play.note("error", "finite", f" is {reward}; training would stop here", "reward")
     for name, flag in {"terminated": terminated, "truncated": truncated}.items():
         if not isinstance(flag, (bool, np.bool_)):
             mark: Mark = "warning" if isinstance(flag, (int, np.integer)) else "error"
-            play.note(mark, "api", f": expected a bool, found {_described(flag)}", name)
+            play.note(mark, "api", f": expected a bool, found {described(flag)}", name)
     if not isinstance(info, dict):
-        play.note("error", "api", f" of step: expected a dict, found {_described(info)}", "info")
+        play.note("error", "api", f" of step: expected a dict, found {described(info)}", "info")
     return obs, bool(np.any(terminated)), bool(np.any(truncated))
 
 
-def _timed(name: str, call: Callable[[], object]) -> tuple[object, float]:
+def _timed(name: str, call: Callable[[], Any]) -> tuple[Any, float]:
     started = time.perf_counter()
     try:
         result = call()
@@ -174,7 +177,7 @@ def _check_observation(play: Play, env: Env, obs: object, before: Arrays) -> Arr
             "Return a copy",
         )
     arrays = []
-    for name, space, value in _leaves(env.observation_space, obs, "observation"):
+    for name, space, value in leaves(env.observation_space, obs, "observation"):
         for mark, topic, text in leaf_problems(space, value):
             play.note(mark, topic, text, name)
         if isinstance(value, np.ndarray) and value.dtype != object:
@@ -184,62 +187,3 @@ def _check_observation(play: Play, env: Env, obs: object, before: Arrays) -> Arr
             if isinstance(space, spaces.Box) and value.size and scaled:
                 play.largest_observation = max(play.largest_observation, float(np.abs(value).max()))
     return arrays
-
-
-def _leaves(space: Space, obs: object, name: str) -> Iterator[tuple[str, Space, object]]:
-    """The parts of an observation with their spaces; whole if its structure is another."""
-    parts: list[tuple[object, Space, object]]
-    if isinstance(space, spaces.Dict) and isinstance(obs, dict) and obs.keys() == space.keys():
-        parts = [(key, part, obs[key]) for key, part in space.items()]
-    elif isinstance(space, spaces.Tuple) and isinstance(obs, tuple) and len(obs) == len(space):
-        parts = [(index, part, obs[index]) for index, part in enumerate(space)]
-    else:
-        yield name, space, obs
-        return
-    for key, part, value in parts:
-        yield from _leaves(part, value, f"{name}[{key!r}]")
-
-
-def leaf_problems(space: Space, value: object) -> Iterator[Finding]:
-    """What is wrong with one part of an observation."""
-    if not isinstance(space, spaces.Box):
-        if not space.contains(value):
-            yield Finding("error", "spaces", f" is {_described(value)}, which is not in {space}")
-        return
-    if not isinstance(value, (np.ndarray, np.generic)):
-        yield Finding("error", "dtypes", f": expected a NumPy array, found {_described(value)}")
-        return
-    if value.shape != space.shape:
-        yield Finding("error", "spaces", f": expected shape {space.shape}, found {value.shape}")
-        return
-    if value.dtype != space.dtype:
-        converts = np.can_cast(value.dtype, space.dtype, "same_kind")
-        effect = "it is converted" if converts else "it cannot be converted"
-        text = f": expected {space.dtype}, found {value.dtype}; {effect} in training"
-        yield Finding("warning" if converts else "error", "dtypes", text)
-    yield from _number_problems(space, np.asarray(value))
-
-
-def _number_problems(space: spaces.Box, value: np.ndarray) -> Iterator[Finding]:
-    if value.dtype.kind not in "biuf":
-        return
-    if not np.isfinite(value).all():
-        yield Finding("error", "finite", " has NaN or infinity in it; training would stop here")
-    elif (np.abs(value.astype(np.float64)) > np.finfo(np.float32).max).any():
-        text = " has numbers too large for float32, which training uses; it would stop here"
-        yield Finding("error", "finite", text)
-    for outside, bound, side in (
-        (value < space.low, space.low, "below the lower"),
-        (value > space.high, space.high, "above the upper"),
-    ):
-        if outside.any():
-            index = tuple(int(axis[0]) for axis in np.nonzero(outside))
-            text = f"{list(index)} is {value[index]}, {side} bound {bound[index]} of its space"
-            yield Finding("warning", "ranges", text)
-
-
-def _described(value: object) -> str:
-    if isinstance(value, (tuple, list, dict)):
-        return f"a {type(value).__name__} of {len(value)}"
-    shape = f" of shape {value.shape}" if isinstance(value, np.ndarray) else f" {value!r:.60}"
-    return f"{type(value).__name__}{shape}"

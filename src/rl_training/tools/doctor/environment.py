@@ -136,7 +136,9 @@ def check_ends(play: Play, time_limit: int | None = None) -> list[Finding]:
         text = f"no episode ended in {play.steps:,} steps"
         if time_limit is not None and time_limit > play.steps:
             return [Finding("note", "ends", f"{text}; the time limit is {time_limit:,}")]
-        advice = "a time limit (max_episode_steps, or the wrapper TimeLimit) gives training resets"
+        if time_limit is None:
+            text += ", and there is no time limit: each evaluation episode may last max_eval_steps"
+        advice = "max_episode_steps, or the wrapper TimeLimit, ends episodes and resets training"
         return [Finding("warning", "ends", f"{text}; {advice}")]
     lengths = [episode.length for episode in episodes]
     terminated = sum(episode.terminated for episode in episodes)

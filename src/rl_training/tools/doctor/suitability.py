@@ -181,6 +181,7 @@ def seconds_per_step(
             eval_interval=0,
             final_eval_episodes=0,
             checkpoint_interval=0,
+            checkpoint_minutes=0,
             algo_kwargs=hyper,
         )
         train(spec, config, callbacks=[watch])

@@ -18,7 +18,7 @@ from typing_extensions import Self
 from rl_training.config.base import ConfigModel
 from rl_training.config.loading import packaged_configs
 from rl_training.errors import RunError
-from rl_training.storage.files import parse_json, save_error, write_atomic
+from rl_training.storage.files import parse_json, read_ordinary, save_error, write_atomic
 
 CARDS = Path("evidence")
 FORMAT = 1
@@ -179,7 +179,7 @@ def write_with_parents(path: Path, content: bytes | str) -> None:
 def read_card(path: Path) -> Card:
     """The card in a file; a RunError if it is damaged, was edited, or is of another format."""
     try:
-        values = parse_json(path.read_bytes())
+        values = parse_json(read_ordinary(path.resolve()))
     except OSError as error:
         raise RunError(
             f"{path} cannot be read ({error.strerror}): give the path of a card, or a name that "
@@ -259,7 +259,10 @@ def _advice(path: Path) -> str:
 
 def _digest(values: dict[str, Any]) -> str:
     content = {key: value for key, value in values.items() if key != "digest"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    try:
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    except (RecursionError, ValueError):  # nested so deeply that nobody wrote it
+        return "none"
 
 
 def _dump(value: object, indent: str = "") -> str:

@@ -197,6 +197,8 @@ def _refuse_other_card(path: Path, subject: Subject) -> None:
 
 def _differences(card: Card, config: TrainConfig) -> list[str]:
     """The keys in which the card's configuration differs."""
+    if card.configuration.get("algo") != config.algo:
+        return ["algo"]  # which is not looked up: a card may name anything
     try:
         # Resolved, so that a key that is newer than the card has its default.
         old = _flat(card_configuration(resolve_config(card.configuration).config))

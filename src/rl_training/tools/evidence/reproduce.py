@@ -14,7 +14,9 @@ from rl_training.errors import UsageError
 from rl_training.experiment.manager import ExperimentManager, parse_seeds
 from rl_training.experiment.registry import resolve_config
 from rl_training.experiment.statistics import more_failures_by_chance
+from rl_training.runtime.trust import guarded, refuse_untrusted
 from rl_training.storage.files import write_json
+from rl_training.storage.runs import slug
 from rl_training.tools.evidence.card import Card, Figures, SeedRecord, read_card, seeds_text
 from rl_training.tools.evidence.seeds import (
     RUNS,
@@ -78,10 +80,12 @@ def reproduce(
     jobs: int = 1,
     runs: Path = RUNS,
     fresh: bool = False,
+    trust: bool = False,
     report: Report = print,
 ) -> Reproduction:
     """Run a card's configuration again, with all of its seeds or some, and compare.
 
+    What the card names that is not this package's is imported only if the card is trusted.
     The runs lie under `runs`/reproduce. An interrupted reproduction goes on where it stopped; one
     that came to its comparison is discarded by the next.
     """
@@ -92,8 +96,10 @@ def reproduce(
             f"--seeds: expected some of the card's {seeds_text(card.seed_numbers)}, found "
             f"{unknown[0]}"
         )
+    if not trust:
+        refuse_untrusted(guarded(card.configuration), source=f"{path} names")
     config = resolve_config(card.configuration).config
-    directory = runs / "reproduce" / f"{card.config.replace('/', '-')}-{card.digest[:8]}"
+    directory = runs / "reproduce" / f"{slug(card.config)}-{card.digest[:8]}"
     compared = (directory / COMPARED_NAME).exists()
     manager = ExperimentManager(config, requested, jobs=jobs, directory=directory, report=report)
     report(f"{card.config}: the seeds run in {directory}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from collections.abc import Callable, Iterable, Sequence
@@ -10,18 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ConfigDict
+
+from rl_training.config.base import ConfigModel
 from rl_training.config.train_config import TrainConfig
 from rl_training.data.memory import format_bytes
 from rl_training.errors import RunError
 from rl_training.experiment.manager import ExperimentInterrupted, ExperimentManager
 from rl_training.experiment.result import ExperimentResult, SeedResult
 from rl_training.experiment.statistics import bootstrap_interval, interquartile_mean
-from rl_training.storage.files import remove
+from rl_training.storage.files import parse_json, read_ordinary, remove
 from rl_training.storage.metrics_log import METRICS_NAME, read_metrics
 from rl_training.storage.runs import (
     METADATA_NAME,
     RunLock,
     collect_metadata,
+    cpu_model,
     is_locked,
     usable_cpus,
 )
@@ -37,10 +40,24 @@ from rl_training.tools.evidence.card import (
 RUNS = Path("runs")
 Report = Callable[[str], None]
 
-_CPUINFO = Path("/proc/cpuinfo")
 _LEFT_OUT = ("seed", "output_dir", "run_name")
-_NEEDED = {"started_at", "device", "threads", "python", "packages", "platform", "cpu_count"}
 _UNKNOWN = "not recorded"
+
+
+class Session(ConfigModel):
+    """What a run's metadata says of one session, as far as a card needs it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    started_at: str
+    device: str
+    threads: int
+    python: str
+    packages: dict[str, str]
+    platform: str
+    cpu_count: int | None
+    package_git_commit: str = "unknown"
+    package_git_dirty: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,7 +107,7 @@ def train_seeds(manager: ExperimentManager, *, fresh: bool) -> TrainedSeeds:
                 f"{', '.join(f'{k} {v}' for k, v in now.items() if was.get(k) != v)}. --fresh "
                 "trains all seeds anew"
             )
-    latest = max(session["started_at"] for session in sessions)
+    latest = max(session.started_at for session in sessions)
     return TrainedSeeds(records, latest[:10], _machine_of(sessions))
 
 
@@ -108,7 +125,8 @@ def _refuse_unfinished(result: ExperimentResult) -> None:
 
 def _code_now() -> dict[str, str]:
     """The commit and the versions that a seed started now would be trained with."""
-    session = collect_metadata(command=(), seed=0, device="", resume_level="", extra={})
+    metadata = collect_metadata(command=(), seed=0, device="", resume_level="", extra={})
+    session = Session.model_validate(metadata)
     return {"commit": _commit(session), **_versions(session)}
 
 
@@ -128,7 +146,7 @@ def this_machine() -> Machine:
     """The processor, memory and system of this machine."""
     cores = os.cpu_count() or 1
     return Machine(
-        cpu=_cpu_model(),
+        cpu=cpu_model(),
         cores=cores,
         cores_usable=usable_cpus(),
         memory=format_bytes(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
@@ -136,20 +154,20 @@ def this_machine() -> Machine:
     )
 
 
-def _machine_of(sessions: Sequence[dict[str, Any]]) -> Machine:
+def _machine_of(sessions: Sequence[Session]) -> Machine:
     """This machine if the sessions ran here; of any other, only what the sessions recorded.
 
     A session records its system and its count of cores, so these tell one machine from another.
     """
     here = this_machine()
-    if all((s["platform"], s["cpu_count"]) == (here.platform, here.cores) for s in sessions):
+    if all((s.platform, s.cpu_count) == (here.platform, here.cores) for s in sessions):
         return here
     return Machine(
         cpu=_UNKNOWN,
-        cores=joined(str(session["cpu_count"]) for session in sessions),
+        cores=joined(str(session.cpu_count) for session in sessions),
         cores_usable=_UNKNOWN,
         memory=_UNKNOWN,
-        platform=joined(session["platform"] for session in sessions),
+        platform=joined(session.platform for session in sessions),
     )
 
 
@@ -190,8 +208,8 @@ def _read_record(seed: SeedResult, config: TrainConfig) -> SeedRecord:
         steps=steps,
         seconds=round(summary["wall_time_s"], 3),
         sessions=len(sessions),
-        device=joined(session["device"] for session in sessions),
-        threads=max(session["threads"] for session in sessions),
+        device=joined(session.device for session in sessions),
+        threads=max(session.threads for session in sessions),
         commit=joined(map(_commit, sessions)),
         versions=joined_versions(map(_versions, sessions)),
         curve=_curve(rows),
@@ -234,15 +252,14 @@ def _measured(evaluations: list[tuple[int, str, float]]) -> dict[str, Measured]:
     }
 
 
-def _sessions(seed: SeedResult) -> list[dict[str, Any]]:
-    text = (_directory(seed) / METADATA_NAME).read_text(encoding="utf-8")
+def _sessions(seed: SeedResult) -> list[Session]:
     try:
-        sessions: list[dict[str, Any]] = json.loads(text)["sessions"]
-        if missing := sorted({key for session in sessions for key in _NEEDED - session.keys()}):
-            raise KeyError(", ".join(missing))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        sessions = parse_json(read_ordinary(_directory(seed) / METADATA_NAME))["sessions"]
+        if not isinstance(sessions, list) or not sessions:
+            raise ValueError("sessions: expected a list with an entry for each session")
+        return [Session.model_validate(session) for session in sessions]
+    except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{METADATA_NAME} is damaged: {first_mistake(error)}") from error
-    return sessions
 
 
 def _directory(seed: SeedResult) -> Path:
@@ -250,23 +267,10 @@ def _directory(seed: SeedResult) -> Path:
     return seed.run_dir
 
 
-def _commit(session: dict[str, Any]) -> str:
-    commit = session.get("package_git_commit", "unknown")
-    return f"{commit}-dirty" if session.get("package_git_dirty") else commit
+def _commit(session: Session) -> str:
+    commit = session.package_git_commit
+    return f"{commit}-dirty" if session.package_git_dirty else commit
 
 
-def _versions(session: dict[str, Any]) -> dict[str, str]:
-    return {"python": session["python"], **session["packages"]}
-
-
-def _cpu_model() -> str:
-    """The processor with family and model: several share a name but round differently."""
-    try:
-        lines = _CPUINFO.read_text().split("\n\n")[0].splitlines()
-    except OSError:
-        lines = []
-    facts = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in lines)}
-    name = facts.get("model name") or platform.processor() or platform.machine()
-    if {"cpu family", "model"} <= facts.keys():
-        return f"{name} (family {facts['cpu family']}, model {facts['model']})"
-    return name
+def _versions(session: Session) -> dict[str, str]:
+    return {"python": session.python, **session.packages}
