@@ -15,7 +15,10 @@ PROCESSORS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 \
 	ONEDNN_MAX_CPU_ISA=SSE41 ONEDNN_MAX_CPU_ISA=AVX2 \
 	OPENBLAS_CORETYPE=Haswell OPENBLAS_CORETYPE=Zen
 
-.PHONY: help setup train test test-release test-all-pythons test-processors check evidence bench clean
+# What `make soak` runs, as docs/reliability.md describes it.
+CAMPAIGNS := signals io_errors worker_failures malicious forgeries exactness
+
+.PHONY: help setup train test test-release test-all-pythons test-processors soak check evidence bench clean
 .DEFAULT_GOAL := help
 
 help: ## Show what can be made.
@@ -47,6 +50,13 @@ test-processors: $(VENV)/.test ## Run the tests as other processors would round 
 	  env $$setting $(BIN)/pytest -q -n 2 --dist worksteal || failed="$$failed $$setting"; \
 	done; \
 	test -z "$$failed" || { echo "failed with$$failed"; exit 1; }
+
+soak: $(VENV)/.test ## Attack runs with signals, failing disks, forgeries and broken workers (an hour).
+	@failed=; for campaign in $(CAMPAIGNS); do \
+	  echo "campaign.$$campaign"; \
+	  (cd tests && ../$(BIN)/python -m campaign.$$campaign) || failed="$$failed $$campaign"; \
+	done; \
+	test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 check: $(VENV)/.test ## The fast half of the tests: lint, format, types, import rules.
 	$(BIN)/ruff check .
