@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -282,3 +283,16 @@ def test_an_environment_that_raises_is_named(vectorization: str, at: int) -> Non
     assert str(caught.value).startswith(
         f"toy: environment 0, {since}, raised RuntimeError in {call}: the robot fell over"
     )
+
+
+class ClosesBadly(CountingEnv):
+    def close(self) -> None:
+        raise AttributeError("no screen")
+
+
+def test_an_environment_that_raises_when_it_is_closed_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="rl_training"):
+        collect(make_vector_env(ClosesBadly, num_envs=1), 3)
+    assert "raised AttributeError in close: no screen" in caplog.text

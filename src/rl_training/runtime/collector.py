@@ -6,6 +6,7 @@ the successor is the last observation of the episode, and a row that only resets
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -33,6 +34,8 @@ from rl_training.runtime.transcript import Answers, Transcript
 from rl_training.storage.checks import saved_count, saved_number
 from rl_training.storage.state import Stateful
 from rl_training.storage.tree import StateTree
+
+logger = logging.getLogger("rl_training")
 
 _ONE_BY_ONE = (SyncVectorEnv, AsyncVectorEnv, QuickAsyncVectorEnv)
 
@@ -220,7 +223,12 @@ class Collector(Stateful):
             with suppress(Exception):  # an error has been reported, and this may follow from it
                 self.envs.close()
         else:
-            self.envs.close()
+            try:
+                self.envs.close()
+            except (Exception, SystemExit) as error:
+                # What was learned is saved by now: not worth an error.
+                name, kind = self.adapter.spec.env_id, type(error).__name__
+                logger.warning("%s raised %s in close: %s", name, kind, safe_text(error))
 
     def _env_error(self, call: str, error: BaseException) -> EnvError:
         self._failed = True
