@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -63,16 +64,16 @@ class Piece(NamedTuple):
         return int((self.end - self.begin).sum())
 
 
-class RowSource:
+class RowSource(ABC):
     """A value in a state tree that stands for the rows of a `RowLog`."""
 
+    @abstractmethod
     def blocks(self) -> Iterator[RowBlock]:
         """The rows, oldest first."""
-        raise NotImplementedError
 
+    @abstractmethod
     def whole(self) -> dict[str, Any]:
         """All rows as a plain dict of arrays, whatever the blocks were."""
-        raise NotImplementedError
 
 
 class RowLog:
