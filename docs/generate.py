@@ -10,6 +10,7 @@ import ast
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -345,7 +346,7 @@ def results(cards: dict[str, Card]) -> str:
             seeds_text(card.seed_numbers),
             _failed(card),
             _interval(card),
-            ", ".join(map(_figure, card.returns)),
+            _returns(card),
             _published(card.published),
             f"{sum(seed.seconds for seed in card.seeds) / len(card.seeds):,.0f} s",
         )
@@ -355,6 +356,15 @@ def results(cards: dict[str, Card]) -> str:
     missing = ", ".join(f"`{name}`" for name in planned_cards() if name not in cards)
     note = [f"Planned, but not made yet: {missing}."] if missing else []
     return "\n\n".join([table(header, rows), *note, *sections])
+
+
+def _returns(card: Card) -> str:
+    """Each seed's return in the order of the seeds; of many seeds, how often each return occurs."""
+    figures = [_figure(value) for value in card.returns]
+    if len(figures) <= 20:
+        return ", ".join(figures)
+    often = Counter(_figure(value) for value in sorted(card.returns, reverse=True))
+    return ", ".join(f"{n} x {figure}" if n > 1 else figure for figure, n in often.items())
 
 
 def short_results(cards: dict[str, Card]) -> str:
