@@ -46,7 +46,7 @@ def main(steps: int, seed: int) -> float:
     network = MLPActorCritic(spec.obs_dim, spec.policy_outputs, hyper.hidden_sizes)
     ppo = PPO(network, hyper, spec, seed=seed)
     accelerate(ppo)  # the same with kernels, where there are some
-    rollout = RolloutBuffer(spec, num_steps=hyper.num_steps, num_envs=NUM_ENVS)
+    rollout = RolloutBuffer.build(spec, hyper, num_envs=NUM_ENVS, seed=seed, device=ppo.device)
 
     updates = 0
     for step in range(0, steps, NUM_ENVS):

@@ -368,3 +368,20 @@ def test_fewer_than_two_returns_and_ends_that_are_no_numbers_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         C51Config(**wrong)
+
+
+# Targets beyond the support.
+
+
+@KERNELS
+def test_targets_beyond_the_support_are_named_with_the_range_they_need(kernels: bool) -> None:
+    c51 = make(v_min=0, v_max=2, gamma=0.9, kernels=kernels)
+    set_outputs(c51.target.module, torch.tensor([[-99.0, -99.0, 99.0]] * 2))  # all at 2
+    batch = make_batch([0, 1], [3.0, 1.0], [0.9, 0.0])
+    # The first target is 3 + 0.9 * 2 = 4.8, beyond the end by 2.8; the second is 1. The mean, 1.4,
+    # is more than the distance of two atoms, 1.
+    episodes = [(100.0, 100), (-6.0, 2)]  # 1 a step: 10 (1 - 0.9^100); -3 a step: -3 - 2.7
+    text = c51.trouble(batch, episodes)
+    assert text.startswith("targets leave the range of C51's returns, 0 to 2, and are cut by 1.4 ")
+    assert "The episodes so far need about -5.7 to 10: set algo_kwargs.v_min and" in text
+    assert c51.trouble(make_batch([0, 1], [1.0, 0.0], [0.9, 0.9]), episodes) == ""  # 0.8 / 2

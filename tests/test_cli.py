@@ -29,12 +29,13 @@ import rl_training
 from processes import CommandLine, Gate, GateEnv, wait_until, wait_until_noted
 from rl_training import train_dqn
 from rl_training.cli import app
-from rl_training.config.loading import dump_yaml
+from rl_training.config.loading import dump_yaml, packaged_configs
 from rl_training.runtime.agent import Agent
 from rl_training.runtime.console import ConsoleProgress, sparkline
 from rl_training.runtime.result import command_line
 from rl_training.storage.checkpoints import find_checkpoint, write_checkpoint
 from rl_training.storage.metrics_log import read_metrics
+from rl_training.tools.show import tensorboard_hint
 from training import final_state, tiny_config
 
 QUICK = (
@@ -196,7 +197,7 @@ def test_train_prints_the_result_the_directory_and_what_to_try_next(
     assert lines[2:] == [
         f"run directory: {run_dir}",
         "next:",
-        f"  rl-training eval --checkpoint {run_dir}",
+        f"  rl-training eval {run_dir}",
         f"  tensorboard --logdir {run_dir}",
     ]
 
@@ -228,7 +229,8 @@ def test_where_there_is_no_terminal_progress_is_plain_lines(tmp_path: Path) -> N
     assert any(line.startswith("replay memory: ") for line in said)
     steps = [line for line in said if re.match(r"step \d+ of 120, [\d,]+ steps/s, ", line)]
     assert len(steps) == 10  # a line for each tenth of the run
-    assert re.search(r"\d+ s left, return [\d.]+, best [\d.]+$", steps[-1])
+    figures = r"training [\d.]+, evaluation [\d.]+, best [\d.]+"
+    assert re.search(rf"[\d.]+ s left, {figures}$", steps[-1])
     assert len([line for line in said if "evaluation return" in line]) == 3
 
 
@@ -270,7 +272,7 @@ def test_on_a_terminal_there_is_a_live_bar(tmp_path: Path) -> None:
     assert "120/120" in text
     assert re.search(r"\d+ steps/s", text)
     assert re.search(r"\d:\d\d:\d\d", text)  # time left
-    assert re.search(r"return [\d.]+, best", text)
+    assert re.search(r"evaluation [\d.]+, best", text)
     assert "step 120 of 120" not in text  # the plain line
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # the cursor is shown again
     assert "finished at step 120" in text
@@ -292,9 +294,13 @@ def test_the_bar_shows_steps_speed_time_left_and_returns(tmp_path: Path) -> None
     last = next(line for line in reversed(screen.getvalue().splitlines()) if "240/240" in line)
     assert re.search(r"[\d,]+ steps/s 0:00:0\d ", last)
     best = result.best_eval_return_mean
-    assert f"return {result.eval_return_mean:.1f}, best {best:.1f}" in last
+    assert f"evaluation {result.eval_return_mean:.1f}, best {best:.1f}" in last
+    rows = read_metrics(result.run_dir)
+    returns = [row["rollout/episode_return"] for row in rows if "rollout/episode_return" in row]
+    assert f" training {returns[-1]:.1f}, " in last  # the last row was written at step 240
     assert "no evaluation yet" in screen.getvalue()
-    assert re.search(r"100/240 .* evaluating, no evaluation yet", screen.getvalue())
+    shown = screen.getvalue()
+    assert re.search(r"100/240 .* evaluating, training [\d.]+, no evaluation yet", shown)
     assert "evaluating" not in last
     curve = re.search(r"best [\d.]+ ([▁▂▃▄▅▆▇█]+)", last)
     assert curve
@@ -424,7 +430,7 @@ def test_a_run_ended_by_sigterm_is_resumed_to_the_same_end(tmp_path: Path, gate:
     assert process.returncode == 143
     assert "interrupted at step 130" in stdout
     # Its environment is a class of the tests, which nobody else's command would import unasked.
-    assert f"  rl-training resume --checkpoint {run_dir} --trust" in stdout.splitlines()
+    assert f"  rl-training resume {run_dir} --trust" in stdout.splitlines()
     assert f"saved {run_dir}/checkpoints/step_000000000130" in stderr
     assert "Traceback" not in stderr
     assert find_checkpoint(run_dir).env_steps == 130
@@ -470,7 +476,7 @@ def test_a_run_in_progress_is_shown_as_running_and_cannot_be_resumed(
     message = failure(invoke("resume", "--checkpoint", run_dir, "--trust"), 4)
     gate.open()
     assert command.wait() == 0, command.text()
-    assert re.search(r"processes:GateEnv .* 3 .* running", listed.stdout)
+    assert re.search(r"running +dqn +processes:GateEnv +100 ", listed.stdout)
     assert str(run_dir) in message
     assert f"in use by another process (pid {command.pid} on " in message
 
@@ -667,13 +673,165 @@ def test_list_shows_algorithms_configurations_and_runs(finished: Path, tmp_path:
     result = invoke("list", finished.parent)
     assert result.exit_code == 0
     text = result.stdout
-    assert re.search(r"dqn .* Mnih et al., 2015 .* Box vectors, Discrete.* Discrete", text)
-    assert "dqn/cartpole" in text
-    (row,) = (line for line in text.splitlines() if str(finished) in line)
-    cells = [cell.strip() for cell in row.strip("│").split("│")]
+    assert re.search(
+        r"dqn +Deep Q-network \(Mnih et al., 2015\)\n +observations: Box vectors", text
+    )
+    assert set(packaged_configs()) <= set(text.split())
+    (row,) = (line for line in text.splitlines() if finished.name in line)
     mean = json.loads((finished / "summary.json").read_text())["eval_return_mean"]
-    assert cells == [str(finished), "dqn", "CartPole-v1", "4", "120", "finished", f"{mean:.2f}"]
+    cells = ["finished", "dqn", "CartPole-v1", "120", f"{mean:.1f}"]
+    assert row.split()[:5] == cells
+    assert row.split()[-1] == finished.name
+    assert max(map(len, invoke("list", tmp_path / "none").stdout.splitlines()[:-1])) <= 80
     assert f"no runs under {tmp_path}" in invoke("list", tmp_path).stdout
+
+
+def test_runs_are_a_table_or_json_with_the_newest_first(finished: Path, tmp_path: Path) -> None:
+    later = shutil.copytree(finished, tmp_path / "later")
+    metadata = json.loads((later / "metadata.json").read_text())
+    (later / "metadata.json").write_text(json.dumps(metadata | {"started_at": "2999-01-01"}))
+    shutil.copytree(finished, tmp_path / "earlier")
+    first, second = json.loads(invoke("runs", tmp_path, "--json").stdout)
+    assert (first["path"], second["path"]) == (str(later), str(tmp_path / "earlier"))
+    assert first["age_s"] is None  # not begun yet, by the clock here
+    assert 0 < second["age_s"] < 3600
+    assert (second["status"], second["algo"], second["env_steps"]) == ("finished", "dqn", 120)
+    lines = invoke("runs", tmp_path).stdout.splitlines()
+    assert re.fullmatch(r"status +algorithm +environment +steps +return +age +run *", lines[0])
+    assert [line.split()[-1] for line in lines[1:]] == ["later", "earlier"]
+    assert invoke("runs", finished.parent / "none").exit_code == 2
+
+
+def test_a_strangers_directory_cannot_write_to_the_terminal(tmp_path: Path) -> None:
+    run = tmp_path / "evil\x1b[2Jname"
+    run.mkdir()
+    evil = "\x1b]0;mine\x07dqn[red]"
+    metadata = {"algo": evil, "env_id": "a\u202eb", "started_at": evil, "seed": evil}
+    (run / "metadata.json").write_text(json.dumps(metadata))
+    row = {"global_step": 10, "eval/return_mean": "\x1b[1m", "rollout/episode_return": 3}
+    (run / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    os.mkfifo(tmp_path / "pipe")
+    for command in ("runs", "list"):
+        text = invoke(command, tmp_path).stdout
+        assert not {"\x1b", "\x07", "\u202e"} & set(text)
+        assert "[red]" in text
+        assert "killed" in text
+        assert "training 3.0" in text
+    (found,) = json.loads(invoke("runs", tmp_path, "--json").stdout)
+    assert (found["seed"], found["eval_return_mean"], found["started_at"]) == (None, None, None)
+
+
+def test_two_hundred_runs_are_listed_in_a_second(finished: Path, tmp_path: Path) -> None:
+    for number in range(200):
+        run = tmp_path / f"run-{number}"
+        run.mkdir()
+        for name in ("metadata.json", "config.yaml", "metrics.jsonl"):  # killed: the longest way
+            shutil.copy(finished / name, run)
+    result, seconds = fresh(sys.executable, "-c", IMPORTS_SHOWN, "runs", str(tmp_path))
+    assert result.stdout.count("killed") == 200
+    assert result.stderr.strip() == "set()"
+    assert seconds < 1.0
+
+
+# An algorithm and an environment without a file
+
+
+def test_an_algorithm_and_an_environment_need_no_file(tmp_path: Path) -> None:
+    words = ("CartPole-v1", "--steps", 60, "--set", "final_eval_episodes=2", "--seed", 3)
+    path = tmp_path / "mine.yaml"
+    result = invoke(
+        *("train", "ppo", "--env", *words, "--set", "algo_kwargs.hidden_sizes=[8]"),
+        *("--set", "algo_kwargs.num_steps=30", "--output-dir", tmp_path / "a"),
+        *("--save-config", path),
+    )
+    assert result.exit_code == 0, result.output
+    assert result.stderr.splitlines()[0] == "ppo on CartPole-v1, seed 3"
+    summary = json.loads((only_run(tmp_path / "a") / "summary.json").read_text())
+    assert (summary["algo"], summary["global_step"], summary["seed"]) == ("ppo", 60, 3)
+    assert path.read_text().count(":") == 9  # no default stands in it
+    again = invoke("train", path, "--output-dir", tmp_path / "b")
+    assert again.exit_code == 0, again.output
+    assert final_state(only_run(tmp_path / "a")) == final_state(only_run(tmp_path / "b"))
+    assert "exists already" in failure(train("--save-config", path), 2)
+
+
+def test_a_custom_algorithm_and_another_environment_go_without_a_file() -> None:
+    text = invoke("config", "munchausen_dqn:SPEC", "--env", "toy_envs:CountingEnv").stdout
+    assert "algo: 'munchausen_dqn:SPEC' " in text
+    assert "env_id: 'toy_envs:CountingEnv' " in text
+    text = invoke("config", "dqn/cartpole", "--env", "Acrobot-v1", "--steps", 7).stdout
+    assert "env_id: Acrobot-v1 " in text
+    assert "total_timesteps: 7 " in text
+
+
+def test_another_algorithm_keeps_what_fits_of_a_configuration_and_names_the_rest(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    text = invoke("config", "ppo/pendulum", "--set", "algo=sac", "--set", "algo_kwargs.tau=0.5")
+    assert text.exit_code == 0, text.output
+    (said,) = caplog.messages
+    assert said == (
+        "algo=sac does not take these keys of pendulum.yaml, which are left out: "
+        "algo_kwargs.num_steps, algo_kwargs.epochs, algo_kwargs.gae_lambda, normalize_rewards"
+    )
+    origins = dict(re.findall(r"^ *(\w+): .*# (.+)$", text.stdout, re.MULTILINE))
+    assert origins["batch_size"].startswith("pendulum.yaml:")
+    assert origins["tau"] == "command line"
+    assert origins["normalize_rewards"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train"], "expected a configuration or an algorithm with --env, found neither"),
+        (["train", "ppo"], "ppo is an algorithm: name its environment with --env, or take a"),
+        (["train", "ppo", "--config", "dqn/cartpole"], "not both: found ppo and --config dqn"),
+        (["train", "ppoo", "--env", "CartPole-v1"], "did you mean 'ppo'"),
+        (["train", "zzz"], "found the text 'zzz'; `rl-training list` shows them"),
+        (["train", "ppo", "--env", "CartPool-v1"], "CartPole-v1"),
+        (["eval"], "expected a run directory, found none; `rl-training runs` lists them"),
+        (["resume", "a", "--checkpoint", "b"], "give one run, not both a and --checkpoint b"),
+    ],
+)
+def test_what_a_command_is_missing_is_said_in_one_line(words: list[str], message: str) -> None:
+    text = failure(invoke(*words), 2)
+    assert message in text
+    assert text.count("\n") == 1
+
+
+def test_eval_predict_and_resume_take_a_run_by_its_place(finished: Path, tmp_path: Path) -> None:
+    mean = json.loads(invoke("eval", finished, "--episodes", 3, "--json").stdout)
+    assert mean == json.loads(
+        invoke("eval", "--checkpoint", finished, "--episodes", 3, "--json").stdout
+    )
+    assert invoke("predict", finished, "--observation", "[0, 0, 0, 0]").exit_code == 0
+    run = shutil.copytree(finished, tmp_path / "run")
+    result = invoke("resume", run, "--total-timesteps", 130)
+    assert result.exit_code == 0, result.output
+    assert f"opening {run}" in result.stderr.splitlines()
+
+
+def test_the_curves_are_shown_by_a_command_that_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    command = tensorboard_hint(Path("a b"))
+    assert command == f"{Path(sys.executable).with_name('tensorboard')} --logdir 'a b'"
+    assert Path(command.split()[0]).is_file()
+    monkeypatch.setattr("sys.executable", "/elsewhere/python")
+    assert tensorboard_hint(Path("a")) == "/elsewhere/python -m tensorboard.main --logdir a"
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert tensorboard_hint(Path("a")) == "/elsewhere/python -m pip install tensorboard"
+
+
+def test_train_says_what_it_does_before_torch_is_imported(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"  # an import of it raises
+        "from rl_training.cli import main\nmain()"
+    )
+    words = ("train", "dqn/cartpole", *settings(), "--output-dir", str(tmp_path))
+    for more, said in (((), "seed 0"), (("--seeds", "0-1"), "seeds 0-1")):
+        result, seconds = fresh(sys.executable, "-c", code, *words, *more)
+        assert result.stderr.splitlines()[0] == f"dqn on CartPole-v1, {said}"
+        assert seconds < 1.0
 
 
 def test_config_shows_where_each_value_comes_from() -> None:
@@ -756,9 +914,9 @@ def test_an_environment_that_raises_exits_with_1(tmp_path: Path) -> None:
     assert "RuntimeError in step at vector step 60: the robot fell over" in message
     run_dir = only_run(tmp_path)
     assert f"The run directory is {run_dir}; step 59 of the run is saved in " in message
-    assert message.rstrip().endswith(f" resume --checkpoint {run_dir} --trust")  # its own class
-    (row,) = (line for line in invoke("list", tmp_path).stdout.splitlines() if str(run_dir) in line)
-    assert re.search(r" 59 .* failed ", row)
+    assert message.rstrip().endswith(f" resume {run_dir} --trust")  # its own class
+    (row,) = json.loads(invoke("runs", tmp_path, "--json").stdout)
+    assert (row["env_steps"], row["status"]) == (59, "failed")
 
 
 @pytest.mark.parametrize("seeds", [(), ("--seeds", "0-1")])

@@ -6,6 +6,7 @@ import copy
 import functools
 import math
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,7 @@ from config_cases import (
 from rl_training.config.base import ConfigModel, is_placeholder
 from rl_training.config.hyper_parameters import HyperParameters, OffPolicyHyperParameters
 from rl_training.config.loading import dump_yaml
+from rl_training.config.ppo import PPOConfig
 from rl_training.config.schedule import Schedule, scheduled_value
 from rl_training.config.strict_yaml import parse_yaml
 from rl_training.config.train_config import TrainConfig, check_hyper_parameters
@@ -424,3 +426,25 @@ def test_configuration_is_light_to_import() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == "[]"
+
+
+SOURCE = re.compile(
+    r"\(.*(\b(19|20)\d\d\b|authors' code|this package's|PyTorch's|Baselines|CleanRL|contrib|none)"
+    r"|et al\. \(\d{4}\)|of the same source"
+)
+
+
+@pytest.mark.parametrize("name", sorted(packaged_specs()))
+def test_the_description_of_each_default_names_its_source(name: str) -> None:
+    """Those with a number; what is off by default adds nothing to what others have found."""
+    for key, field in packaged_specs()[name].hyper.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        if default is None or isinstance(default, bool | str):
+            continue
+        assert SOURCE.search(field.description or ""), f"{key}: {field.description}"
+
+
+def test_a_rollout_is_shared_among_the_environments_unless_its_length_is_given() -> None:
+    steps = {num_envs: PPOConfig().rollout_steps(num_envs) for num_envs in (1, 8, 60, 64, 1000)}
+    assert steps == {1: 2048, 8: 256, 60: 34, 64: 32, 1000: 32}
+    assert PPOConfig(num_steps=5).rollout_steps(8) == 5

@@ -133,10 +133,19 @@ def test_an_unknown_algorithm_is_one_mistake_among_the_others() -> None:
     ]
 
 
-def test_keys_of_another_algorithm_are_mistakes_after_a_change_of_algorithm(tmp_path: Path) -> None:
+def test_keys_of_another_algorithm_are_left_out_after_a_change_of_algorithm(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = toy_file(tmp_path, "algo: toy\nenv_id: e\nalgo_kwargs: {gamma: 0.9, buffer_size: 8}\n")
-    (message,) = refusal(path, "algo=plain")
-    assert message.startswith("toy.yaml:3: unknown key 'algo_kwargs.buffer_size'")
+    loaded = load(path, "algo=plain")
+    assert loaded.hyper.gamma == 0.9
+    assert caplog.messages == [
+        "algo=plain does not take these keys of toy.yaml, which are left out: "
+        "algo_kwargs.buffer_size"
+    ]
+    # What the command line itself says is never left out.
+    (message,) = refusal(path, "algo=plain", "algo_kwargs.buffer_size=9")
+    assert message.startswith("command line: unknown key 'algo_kwargs.buffer_size'")
 
 
 def test_command_line_beats_argument_beats_file_beats_default(tmp_path: Path) -> None:

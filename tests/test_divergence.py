@@ -195,6 +195,7 @@ def run_at(values: dict[str, float], **changes: Any) -> Any:
         "config": TrainConfig(algo="sac", env_id="E"),
         "collector": SimpleNamespace(episodes=[]),
         "agent": SimpleNamespace(adapter=SimpleNamespace(spec=discrete)),
+        "algorithm": SimpleNamespace(trouble=lambda *_: ""),
         "env_steps": 10,
         "progress": SimpleNamespace(horizon=100),
     }

@@ -133,7 +133,8 @@ def test_every_key_is_listed_with_its_range_default_and_meaning() -> None:
     text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     for row in (
         "| `num_envs` | an integer from 1 to 4096 | `1` | environments stepped in parallel |",
-        "| `gamma` | a number from 0 to 1 | `0.99` | discount of rewards per step |",
+        "| `gamma` | a number from 0 to 1 | `0.99` | discount of rewards per step (Mnih et al., "
+        "2015) |",
     ):
         assert row in text
     epsilon = next(line for line in text.splitlines() if line.startswith("| `epsilon` |"))

@@ -18,13 +18,15 @@ from typer.testing import CliRunner
 
 import toy_envs
 from rl_training.cli import app
+from rl_training.data.memory import format_duration
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.types import EnvSpec
+from rl_training.envs.contract import leaf_problems
 from rl_training.envs.snapshots.probe import global_generators, same
 from rl_training.errors import ConfigError, EnvError
 from rl_training.runtime.spec_table import packaged_specs
 from rl_training.tools.doctor import machine, suitability
-from rl_training.tools.doctor.contract import Episode, Play, leaf_problems, random_play
+from rl_training.tools.doctor.contract import Episode, Play, random_play
 from rl_training.tools.doctor.environment import (
     EnvCheck,
     check_ends,
@@ -460,20 +462,20 @@ def test_predicted_memory_and_time_are_those_of_the_buffer_and_the_speed(
     by_name = {fit.name: fit for fit in fits}
     spec = EnvSpec(env_id="any", obs_shape=(4,), action_kind="discrete", num_actions=2)
     # 4 observations of 4 bytes, an action of 8, reward and discount of 4 each, and a flag.
-    assert by_name["dqn"].memory_bytes == 100_001 * (16 + 8 + 8 + 1)
-    assert by_name["dqn"].memory_bytes == ReplayBuffer.predicted_bytes(spec, 100_000, 1)
+    assert by_name["dqn"].memory_bytes == 1_000_001 * (16 + 8 + 8 + 1)
+    assert by_name["dqn"].memory_bytes == ReplayBuffer.predicted_bytes(spec, 1_000_000, 1)
     for algo in FAMILY:
         assert by_name[algo].memory_bytes == by_name["dqn"].memory_bytes
     # Two observations of 16 bytes, an action of 8, a reward of 4 and four flags.
-    assert by_name["ppo"].memory_bytes == 128 * (2 * 16 + 8 + 4 + 4)
-    assert "6.0 KiB of rollout memory" in fit_findings([by_name["ppo"]])[0].text
+    assert by_name["ppo"].memory_bytes == 2048 * (2 * 16 + 8 + 4 + 4)
+    assert "96.0 KiB of rollout memory" in fit_findings([by_name["ppo"]])[0].text
     assert by_name["dqn"].env_seconds == {50_000: 2.5, 100_000: 5.0}
     text = fit_findings([by_name["dqn"]])[0].text
-    assert "3.1 MiB of replay memory" in text
+    assert "31.5 MiB of replay memory" in text
     own = by_name["dqn"].own_seconds
     assert 1e-5 < own < 0.1
     total = 2.5 + 50_000 * own
-    assert f"predicted training time {total:.3g} s for 50,000 steps" in text
+    assert f"predicted training time {format_duration(total)} for 50,000 steps" in text
     assert f"{2.5 / total:.0%} of it the environment's" in text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import sys
 from functools import partial
@@ -281,8 +282,9 @@ def test_nan_from_the_environment_stops_training_and_loses_nothing_of_it(
     assert checkpoint.env_steps == 119  # the last step that was good
     assert checkpoint.info["exact"] is False
     assert checkpoint.info["updates"] == (119 - 20) // 2
-    assert f"step 119 of the run is saved in {checkpoint.path}. Go on with: " in str(caught.value)
-    assert str(caught.value).endswith(f"resume --checkpoint {run_dir}")
+    assert f"step 119 of the run is saved in {checkpoint.path}. " in str(caught.value)
+    # No command could name the function that makes this environment.
+    assert str(caught.value).endswith("go on in Python: load(path, env=...).resume()")
 
 
 @pytest.mark.parametrize("algo", ["dqn", "qr_dqn", "c51"])
@@ -568,3 +570,46 @@ def test_a_run_can_stop_early_when_it_is_good_enough(tmp_path: Path) -> None:
     assert result.global_step == 100
     assert result.status == "finished"
     assert result.eval_return_mean is not None
+
+
+class BeyondEnv(CountingEnv):
+    """Its space says at most 3, and from the fourth step of an episode on that is exceeded."""
+
+    def __init__(self) -> None:
+        super().__init__(6)
+        self.observation_space = Box(np.float32([0, 0]), np.float32([1e6, 3]))
+
+
+def test_an_observation_outside_its_space_is_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train_dqn(tiny_config("dqn", tmp_path, env_id=BeyondEnv))
+    (said,) = (message for message in caplog.messages if "bound" in message)
+    assert re.search(
+        r"BeyondEnv: observation\[1\] is [456]\.0, above the upper bound 3\.0 of its space",
+        said,
+    )
+    caplog.clear()
+    train_dqn(tiny_config("dqn", tmp_path))
+    assert "bound" not in caplog.text
+
+
+def test_before_anything_is_learned_no_resume_is_suggested(tmp_path: Path) -> None:
+    config = tiny_config("dqn", tmp_path, env_id="toy_envs:RaisingEnv", env_kwargs={"at": 1})
+    with pytest.raises(EnvError, match="fell over") as caught:
+        train_dqn(config.with_changes(eval_interval=0))
+    assert str(caught.value).endswith("fix the environment and start again.")
+
+
+def test_a_resumed_run_keeps_its_replay_capacity_whatever_memory_allows_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kwargs = {"buffer_size": None}
+    first = train_dqn(tiny_config("dqn", tmp_path, algo_kwargs=kwargs))
+    info = find_checkpoint(first.run_dir).info
+    assert info["replay_capacity"] == 1_000_000
+    assert info["config"]["algo_kwargs"]["buffer_size"] is None
+    available = 40_000_000  # half of it holds fewer
+    monkeypatch.setattr("rl_training.data.memory.available_memory", lambda: available)
+    longer = tiny_config("dqn", tmp_path, algo_kwargs=kwargs, total_timesteps=260)
+    assert train_dqn(longer, resume=first.run_dir).global_step == 260

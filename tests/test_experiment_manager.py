@@ -188,7 +188,7 @@ def test_an_experiment_is_one_directory_with_a_run_per_seed(
         assert summary(directory, seed)["seed"] == seed
         assert "finished at step 60" in (directory / f"seed-{seed}.log").read_text()
     listed = CliRunner().invoke(app, ["list", str(directory.parent)]).stdout
-    assert all(str(directory / f"seed-{seed}") in listed for seed in (0, 1))
+    assert all(f" {directory.name}/seed-{seed}" in listed for seed in (0, 1))
 
 
 def test_the_table_and_the_figures_are_those_of_the_summaries(

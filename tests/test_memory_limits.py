@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from rl_training.config.value_based import DQNConfig
 from rl_training.data import memory
-from rl_training.data.memory import available_memory
+from rl_training.data.memory import available_memory, format_duration
+from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.types import EnvSpec
+from rl_training.errors import ReplayTooLarge
 
 GIB = 2**30
 
@@ -72,3 +78,33 @@ def test_a_limit_of_the_address_space_counts(system: Path, monkeypatch: pytest.M
     monkeypatch.setattr(memory, "_OWN_SIZE", system / "statm")
     monkeypatch.setattr(resource, "getrlimit", lambda _: (4 * GIB, resource.RLIM_INFINITY))
     assert available_memory() == GIB
+
+
+def test_the_default_replay_takes_at_most_half_of_what_is_available(
+    system: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # CartPole: a row is 4 numbers and an action of 8 bytes, reward and discount of 4, a flag.
+    spec = EnvSpec(env_id="e", obs_shape=(4,), action_kind="discrete", num_actions=2)
+    row, hyper = 16 + 8 + 4 + 4 + 1, DQNConfig()
+    assert ReplayBuffer.capacity_for(spec, hyper, 1) == 1_000_000
+    (system / "meminfo").write_text(f"MemAvailable: {row * 1000 // 1024} kB\n")
+    held = ReplayBuffer.capacity_for(spec, hyper, 1)
+    assert held == 1_000_000 * (row * 1000 // 1024 * 1024 // 2) // (row * 1_000_001)
+    assert held == 496  # 32 KiB for rows of 33 bytes
+    options: Any = {"num_envs": 1, "seed": 0, "device": torch.device("cpu")}
+    assert ReplayBuffer.build(spec, hyper, **options).capacity == held
+    (said,) = caplog.messages
+    assert said.startswith("the replay buffer holds 496 transitions, not 1,000,000: that is half")
+    # A size that was chosen is never changed: it fits, or it is refused.
+    assert ReplayBuffer.build(spec, DQNConfig(buffer_size=800), **options).capacity == 800
+    with pytest.raises(ReplayTooLarge, match="buffer_size"):
+        ReplayBuffer.build(spec, DQNConfig(buffer_size=1_000), **options)
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.31, "0.3 s"), (119, "119 s"), (1640, "27 min"), (7_200, "2.0 h"), (172_800, "2 d")],
+)
+def test_durations_are_written_as_people_write_them(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text

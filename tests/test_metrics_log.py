@@ -13,7 +13,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rl_training.errors import CheckpointError, RunError, SaveError
-from rl_training.storage.metrics_log import MetricsLog, last_row, read_metrics
+from rl_training.storage.metrics_log import MetricsLog, latest_values, read_metrics
 
 
 def steps(path: Path) -> list[int]:
@@ -89,7 +89,7 @@ def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"global_step": 1}\n{"global_step": 2}\n{"global_st')
     assert steps(path) == [1, 2]
-    assert last_row(path) == {"global_step": 2}
+    assert latest_values(path, ["global_step"]) == {"global_step": 2}
     with MetricsLog(tmp_path, tensorboard=False) as log:
         log.write(3, {})
     assert steps(path) == [1, 2, 3]
@@ -136,7 +136,7 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path, line: str) -> None
 def test_a_missing_file_is_an_error_and_has_no_last_row(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="No such file"):
         read_metrics(tmp_path)
-    assert last_row(tmp_path / "metrics.jsonl") == {}
+    assert latest_values(tmp_path / "metrics.jsonl", ["global_step"]) == {}
 
 
 def test_tensorboard_shows_each_step_of_a_resumed_run_once(tmp_path: Path) -> None:

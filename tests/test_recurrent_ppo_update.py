@@ -1053,4 +1053,5 @@ def test_a_continuous_policy_needs_a_log_std_that_can_be_learned() -> None:
 
 def test_what_it_shares_with_ppo_has_ppos_defaults() -> None:
     mine, theirs = RecurrentPPOConfig().model_dump(), PPOConfig().model_dump()
-    assert {name: mine[name] for name in theirs} == theirs | {"hidden_sizes": (64,)}
+    own = {"hidden_sizes": (64,), "batch_size": 128}
+    assert {name: mine[name] for name in theirs} == theirs | own

@@ -379,11 +379,11 @@ def test_the_memory_of_a_chunk_by_hand() -> None:
 
 def test_a_replay_memory_is_filled_but_not_exceeded() -> None:
     hyper = DRQNConfig(replay_memory="1MiB", sequence_length=10, core_size=4)
-    chunks = RecurrentReplayBuffer.capacity_for(SPEC, hyper) / 10
+    chunks = RecurrentReplayBuffer.capacity_for(SPEC, hyper, 1) / 10
     assert chunks == 2**20 // bytes_per_chunk(SPEC, hyper)
     hyper = hyper.model_copy(update={"replay_memory": "10B"})
     with pytest.raises(ConfigError, match=r"expected at least .* bytes, room for a sequence, foun"):
-        RecurrentReplayBuffer.capacity_for(SPEC, hyper)
+        RecurrentReplayBuffer.capacity_for(SPEC, hyper, 1)
 
 
 def test_a_replay_that_does_not_fit_is_refused() -> None:

@@ -267,9 +267,9 @@ def test_runs_are_listed_with_their_state(tmp_path: Path) -> None:
     assert {name: run.status for name, run in found.items()} == {
         "a-finished": "finished",
         "b-interrupted": "interrupted",
-        "c/d/killed": "unfinished",
+        "c/d/killed": "killed",
         "e-broken": "unreadable",
-        "f-young": "unfinished",
+        "f-young": "killed",
         "g-running": "running",
         "h-failed": "failed",
     }

@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rl_training.envs.vector_envs import QuickSyncVectorEnv
 from rl_training.errors import EnvError
+from rl_training.tools.doctor.contract import random_play
 from toy_envs import BufferReusingEnv, CountingEnv
 
 
@@ -170,3 +171,68 @@ def test_too_few_actions_are_an_error() -> None:
     envs.reset(seed=[0, 1])
     with pytest.raises(IndexError):
         envs.step(np.zeros(1, np.int64))
+
+
+# The words for a broken contract are doctor's.
+
+
+class Answering(CountingEnv):
+    """Gives `answer` from `call`, changed from the right one."""
+
+    def __init__(self, call: str, answer: Callable[[Any], Any]) -> None:
+        super().__init__(3)
+        self._call, self._answer = call, answer
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        right = super().reset(seed=seed, options=options)
+        return self._answer(right) if self._call == "reset" else right
+
+    def step(self, action: int) -> Any:
+        right = super().step(action)
+        return self._answer(right) if self._call == "step" else right
+
+
+BREACHES: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "observation alone": ("reset", lambda right: right[0]),
+    "info that is a list": ("reset", lambda right: (right[0], ["x"])),
+    "first observation of another shape": ("reset", lambda right: (np.zeros(3), {})),
+    "four values": ("step", lambda right: right[:4]),
+    "reward of text": ("step", lambda right: (right[0], "much", *right[2:])),
+    "another shape": ("step", lambda right: (np.zeros(3, np.float32), *right[1:])),
+    "another dtype": ("step", lambda right: (np.array(["a", "b"]), *right[1:])),
+    "flag of two": ("step", lambda right: (*right[:2], np.zeros(2, np.bool_), *right[3:])),
+}
+
+
+@pytest.mark.parametrize("breach", BREACHES)
+@pytest.mark.parametrize("again", [False, True], ids=["at once", "in an autoreset"])
+def test_a_broken_contract_is_named_in_the_words_of_doctor(breach: str, again: bool) -> None:
+    call, answer = BREACHES[breach]
+    if again and call == "step":
+        pytest.skip("a step resets only after itself")
+    made = Answering(call, answer)
+    play = random_play(Answering(call, answer), seconds=0.0)
+    (problem,) = (finding.text for finding in play.problems.values() if finding.mark == "error")
+    words = problem.removesuffix(" (in the first reset)").removesuffix(" (first seen at step 1)")
+    envs = QuickSyncVectorEnv([lambda: made])
+    if again:
+        made._call = ""
+    with pytest.raises(EnvError) as caught:  # noqa: PT012 - which call depends on the breach
+        envs.reset(seed=0)
+        made._call = call
+        for _ in range(3):
+            envs.step(np.zeros(1, np.int64))
+    assert f"broke Gymnasium's contract in {call}: {words}" in str(caught.value)
+
+
+def test_float64_is_warned_of_once_and_float32_never(caplog: pytest.LogCaptureFixture) -> None:
+    for make, said in ((CountingEnv, 0), (Doubles, 1)):
+        envs = QuickSyncVectorEnv([lambda make=make: make(3)] * 2)
+        for seed in (0, 1):
+            envs.reset(seed=seed)
+            for _ in range(4):
+                envs.step(np.zeros(2, np.int64))
+        assert len(caplog.messages) == said
+    assert caplog.messages == [
+        "Doubles: observation of step: expected float32, found float64; it is converted in training"
+    ]

@@ -264,10 +264,10 @@ def test_a_run_says_that_it_has_to_be_trusted(tmp_path: Path) -> None:
     words += ["--set", "total_timesteps=30", "--set", "final_eval_episodes=1"]
     words += ["--set", "algo_kwargs.hidden_sizes=[4]"]
     plain = CliRunner().invoke(app, words).stdout
-    assert "eval --checkpoint" in plain
+    assert "eval /" in plain
     assert "--trust" not in plain
     own = CliRunner().invoke(app, [*words, "--set", "env_id=toy_envs:CountingEnv"]).stdout
-    (line,) = (line for line in own.splitlines() if " eval --checkpoint" in line)
+    (line,) = (line for line in own.splitlines() if " eval /" in line)
     assert line.endswith(" --trust")
 
 

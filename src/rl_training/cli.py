@@ -21,6 +21,7 @@ from rl_training.errors import RLTrainingError, UsageError
 
 if TYPE_CHECKING:
     from rl_training.api.managed import ManagedAlgorithm
+    from rl_training.config.loading import LoadedConfig
     from rl_training.config.train_config import TrainConfig
 
 app = typer.Typer(
@@ -37,8 +38,44 @@ evidence = typer.Typer(
 )
 app.add_typer(evidence)
 
-CheckpointOption = Annotated[
-    Path, typer.Option("--checkpoint", help="A run directory, or one checkpoint in it.")
+RunArgument = Annotated[
+    Path | None,
+    typer.Argument(metavar="RUN", help="A run directory, or one checkpoint in it."),
+]
+CheckpointOption = Annotated[Path | None, typer.Option("--checkpoint", help="The same as RUN.")]
+NameArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="NAME",
+        help="A packaged configuration such as dqn/cartpole, a YAML file, or, with --env, an "
+        "algorithm: ppo, or package.module:SPEC.",
+    ),
+]
+ConfigOption = Annotated[
+    str | None, typer.Option("--config", help="The same as NAME, for a configuration.")
+]
+EnvOption = Annotated[
+    str | None,
+    typer.Option("--env", help="The environment: an id or package.module:Class."),
+]
+StepsOption = Annotated[
+    int | None, typer.Option("--steps", min=1, help="Environment transitions: total_timesteps.")
+]
+OutputDirOption = Annotated[
+    Path | None, typer.Option("--output-dir", help="Where run directories are made.")
+]
+SeedsOption = Annotated[
+    str | None, typer.Option("--seeds", help="Several seeds, such as 0-4 or 0,3,7.")
+]
+AutoResumeOption = Annotated[
+    bool,
+    typer.Option(
+        "--auto-resume",
+        help="Go on with what there is of the run, if anything, as --seeds always does.",
+    ),
+]
+SaveConfigOption = Annotated[
+    Path | None, typer.Option("--save-config", help="Also write the YAML file of this very run.")
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -127,54 +164,59 @@ def _message(error: Exception) -> str:
 
 
 @app.command()
-def train(
-    config: Annotated[
-        str, typer.Option("--config", help="A packaged name such as dqn/cartpole, or a YAML file.")
-    ],
+def train(  # noqa: PLR0913, PLR0917 - the options of the command
+    name: NameArgument = None,
+    config: ConfigOption = None,
+    env: EnvOption = None,
+    steps: StepsOption = None,
     settings: SetOption = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of the run.")] = None,
-    output_dir: Annotated[
-        Path | None, typer.Option("--output-dir", help="Where run directories are made.")
-    ] = None,
-    seeds: Annotated[
-        str | None, typer.Option("--seeds", help="Several seeds, such as 0-4 or 0,3,7.")
-    ] = None,
+    output_dir: OutputDirOption = None,
+    seeds: SeedsOption = None,
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, help="With --seeds: how many run at once.")
     ] = None,
-    auto_resume: Annotated[
-        bool,
-        typer.Option(
-            "--auto-resume",
-            help="Go on with what there is of the run, if anything, as --seeds always does.",
-        ),
-    ] = False,
+    auto_resume: AutoResumeOption = False,
+    save_config: SaveConfigOption = None,
     debug: DebugOption = False,
 ) -> None:
-    """Train an agent; with --seeds, one per seed."""
+    """Train an agent; with --seeds, one per seed.
+
+    rl-training train dqn/cartpole
+
+    rl-training train ppo --env CartPole-v1 --steps 50000
+    """
     with _reported(debug):
         if seed is not None and seeds is not None:
             raise UsageError("give --seed or --seeds, not both")
         if jobs is not None and seeds is None:
             raise UsageError("--jobs goes with --seeds; a single run takes no jobs")
-        from rl_training.experiment.registry import resolve_config
+        loaded = _resolve(
+            name,
+            config,
+            env,
+            settings,
+            total_timesteps=steps,
+            seed=seed,
+            output_dir=None if output_dir is None else str(output_dir),
+        )
+        if seeds is not None and loaded.origins["seed"] == "command line":
+            raise UsageError("give --set seed=... or --seeds, not both")
+        if save_config is not None:
+            from rl_training.tools.show import write_config
 
-        arguments = {"seed": seed, "output_dir": None if output_dir is None else str(output_dir)}
-        overrides = [
-            f"{key}={json.dumps(value)}" for key, value in arguments.items() if value is not None
-        ]
-        loaded = resolve_config(config, overrides=[*(settings or ()), *overrides])
+            write_config(loaded, save_config)
+        _introduce(loaded.config, seeds)
         if seeds is None:
             _train_one(loaded.config, auto_resume=auto_resume)
-            return
-        if loaded.origins["seed"] == "command line":
-            raise UsageError("give --set seed=... or --seeds, not both")
-        _train_seeds(loaded.config, seeds, jobs or 1)
+        else:
+            _train_seeds(loaded.config, seeds, jobs or 1)
 
 
 @app.command("eval")
-def evaluate(
-    checkpoint: CheckpointOption,
+def evaluate(  # noqa: PLR0913, PLR0917 - the options of the command
+    run: RunArgument = None,
+    checkpoint: CheckpointOption = None,
     episodes: Annotated[int, typer.Option("--episodes", min=1, help="Episodes to play.")] = 100,
     seed: Annotated[
         int | None,
@@ -190,13 +232,14 @@ def evaluate(
     with _reported(debug):
         from rl_training.tools.show import show_evaluation
 
-        managed = _load(checkpoint, best, device, trust)
+        managed = _load(_run(run, checkpoint), best, device, trust)
         show_evaluation(managed.config, managed.evaluate(episodes, seed=seed), as_json=as_json)
 
 
 @app.command()
 def resume(
-    checkpoint: CheckpointOption,
+    run: RunArgument = None,
+    checkpoint: CheckpointOption = None,
     total_timesteps: Annotated[
         int | None,
         typer.Option("--total-timesteps", min=1, help="A new absolute budget: an extension."),
@@ -207,21 +250,23 @@ def resume(
 ) -> None:
     """Continue an interrupted run."""
     with _reported(debug):
+        path = _run(run, checkpoint)
+        typer.echo(f"opening {path}", err=True)
         from rl_training.experiment.registry import open_checkpoint
 
-        _, config = open_checkpoint(checkpoint, trust=trust)
+        _, config = open_checkpoint(path, trust=trust)
         given = {"total_timesteps": total_timesteps, "device": device}
         changes = {key: value for key, value in given.items() if value is not None}
         if changes:
             config = config.with_changes(**changes)
-        _train_one(config, resume=checkpoint)  # chosen there, where the run is locked
+        _train_one(config, resume=path)  # chosen there, where the run is locked
 
 
 @app.command("verify-resume")
 def verify_resume(
-    config: Annotated[
-        str, typer.Option("--config", help="A packaged name such as dqn/cartpole, or a YAML file.")
-    ],
+    name: NameArgument = None,
+    config: ConfigOption = None,
+    env: EnvOption = None,
     settings: SetOption = None,
     steps: Annotated[
         int, typer.Option("--steps", min=40, help="Transitions of the run that is compared.")
@@ -235,16 +280,16 @@ def verify_resume(
     same, 1 if not.
     """
     with _reported(debug):
-        from rl_training.experiment.registry import resolve_config
+        loaded = _resolve(name, config, env, settings)
         from rl_training.tools.verify_resume import show_comparison
 
-        loaded = resolve_config(config, overrides=settings or ())
         raise typer.Exit(0 if show_comparison(loaded.config, steps, typer.echo) else 1)
 
 
 @app.command()
-def predict(
-    checkpoint: CheckpointOption,
+def predict(  # noqa: PLR0913, PLR0917 - the options of the command
+    run: RunArgument = None,
+    checkpoint: CheckpointOption = None,
     observation: Annotated[
         str | None,
         typer.Option(
@@ -269,7 +314,7 @@ def predict(
 
         if explain is not None:
             check_explain(explain, observation)
-        managed = _load(checkpoint, best, device, trust)
+        managed = _load(_run(run, checkpoint), best, device, trust)
         show_actions(managed, observation, stochastic=stochastic, explain=explain)
 
 
@@ -286,17 +331,36 @@ def list_all(
 
 
 @app.command()
+def runs(
+    directory: Annotated[Path, typer.Argument(help="Where to look for runs.")] = Path("runs"),
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Show the runs under a directory, the newest first: status, steps, return, age.
+
+    A run is running, finished, interrupted (it saved and can be
+    resumed), failed (by an error) or killed (without a word).
+    """
+    with _reported(debug):
+        from rl_training.tools.show import show_runs
+
+        show_runs(directory, as_json=as_json)
+
+
+@app.command()
 def config(
-    name: Annotated[str, typer.Argument(help="A packaged name such as dqn/cartpole, or a file.")],
+    name: NameArgument = None,
+    env: EnvOption = None,
+    steps: StepsOption = None,
     settings: SetOption = None,
     debug: DebugOption = False,
 ) -> None:
     """Print a complete configuration, with the origin of each value."""
     with _reported(debug):
         from rl_training.config.loading import describe_config
-        from rl_training.experiment.registry import resolve_config
 
-        typer.echo(describe_config(resolve_config(name, overrides=settings or ())), nl=False)
+        loaded = _resolve(name, None, env, settings, total_timesteps=steps)
+        typer.echo(describe_config(loaded), nl=False)
 
 
 @app.command()
@@ -472,6 +536,45 @@ def plot_evidence(card: CardArgument, debug: DebugOption = False) -> None:
         typer.echo(f"picture: {path}")
 
 
+def _resolve(
+    name: str | None,
+    config: str | None,
+    env: str | None,
+    settings: list[str] | None,
+    **arguments: object,
+) -> LoadedConfig:
+    """The configuration of a command, in which an option counts more than `--set`."""
+    from rl_training.experiment.registry import resolve_command
+
+    if name is not None and config is not None:
+        raise UsageError(
+            f"give a configuration or an algorithm, not both: found {name} and --config {config}; "
+            "--set algo=... changes the algorithm of a configuration"
+        )
+    overrides = [
+        f"{key}={json.dumps(value)}" for key, value in arguments.items() if value is not None
+    ]
+    return resolve_command(name or config, env, [*(settings or ()), *overrides])
+
+
+def _run(run: Path | None, checkpoint: Path | None) -> Path:
+    """The run that a command names, in one of two ways."""
+    if run is not None and checkpoint is not None:
+        raise UsageError(f"give one run, not both {run} and --checkpoint {checkpoint}")
+    path = run or checkpoint
+    if path is None:
+        raise UsageError("expected a run directory, found none; `rl-training runs` lists them")
+    return path
+
+
+def _introduce(config: TrainConfig, seeds: str | None) -> None:
+    """The first line, printed before torch is imported, which takes seconds."""
+    from rl_training.experiment.registry import get_spec
+
+    which = f"seed {config.seed}" if seeds is None else f"seeds {seeds}"
+    typer.echo(f"{get_spec(config.algo).name} on {config.env_id}, {which}", err=True)
+
+
 def _train_one(
     config: TrainConfig, *, resume: Path | None = None, auto_resume: bool = False
 ) -> None:
@@ -480,7 +583,7 @@ def _train_one(
     from rl_training.runtime.result import TrainingInterrupted
     from rl_training.tools.show import show_result
 
-    console = ConsoleProgress()
+    console = ConsoleProgress(introduced=resume is None)
     try:
         result = train_config(config, callbacks=[console], resume=resume, auto_resume=auto_resume)
     except TrainingInterrupted as interrupt:
@@ -497,12 +600,17 @@ def _train_seeds(config: TrainConfig, seeds: str, jobs: int) -> None:
         ExperimentManager,
         parse_seeds,
     )
+    from rl_training.tools.seed_progress import SeedTable
     from rl_training.tools.show import show_experiment
 
-    manager = ExperimentManager(config, parse_seeds(seeds), jobs=jobs, report=typer.echo)
-    typer.echo(f"experiment directory: {manager.directory}")
+    table = SeedTable(config.total_timesteps)
+    manager = ExperimentManager(
+        config, parse_seeds(seeds), jobs=jobs, report=table.say, watch=table.show
+    )
+    table.say(f"experiment directory: {manager.directory}")
     try:
-        result = manager.run()
+        with table:
+            result = manager.run()
     except ExperimentInterrupted as interrupt:
         show_experiment(interrupt.result)
         raise

@@ -129,6 +129,18 @@ class Algorithm(Stateful, ABC):
         """Scheduled quantities now, for the log."""
         return {}
 
+    def trouble(
+        self,
+        batch: Any,  # noqa: ARG002 - none by default
+        episodes: Sequence[tuple[float, int]],  # noqa: ARG002
+    ) -> str:
+        """What goes wrong in the latest batch, and the settings to change; empty if nothing does.
+
+        Asked at log intervals until there is an answer, with the returns and lengths of recent
+        episodes.
+        """
+        return ""
+
     def state_names(self) -> list[str]:
         """The names of all stateful attributes."""
         return list(self._state_attributes.values())

@@ -8,6 +8,8 @@ every 500 environment transitions (10,000), and gradient-norm clipping at 10.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -106,6 +108,35 @@ class C51(ValueBased):
             selector=selector,
             temperature=self.hyper.temperature,
         )
+
+    @torch.no_grad()
+    def trouble(self, batch: Batch, episodes: Sequence[tuple[float, int]]) -> str:
+        """Whether targets are cut at the ends of the support, by more than an atom's distance."""
+        probabilities = self.target(batch.next_obs).softmax(-1)
+        best = action_values(probabilities, (probabilities @ self.support).argmax(1))
+        shifted = batch.reward[:, None] + batch.discount[:, None] * self.support
+        low, high = self.hyper.v_min, self.hyper.v_max
+        excess = ((shifted - shifted.clip(low, high)) * best).sum(1)
+        above, below = excess.clip(min=0).mean().item(), -excess.clip(max=0).mean().item()
+        if max(above, below) <= (spacing := (high - low) / (self.hyper.num_atoms - 1)):
+            return ""
+        scale = self.hyper.reward_scale
+        returns = [scale * self.steady_return(*episode) for episode in episodes]
+        returns += batch.reward.tolist()  # of an episode's last steps
+        returns += [shifted.max().item()] * (above > spacing)
+        returns += [shifted.min().item()] * (below > spacing)
+        return (
+            f"targets leave the range of C51's returns, {low:g} to {high:g}, and are cut by "
+            f"{max(above, below):.2g} on average, so that actions look alike. The episodes so far "
+            f"need about {min(returns):.3g} to {max(returns):.3g}: set algo_kwargs.v_min and "
+            "algo_kwargs.v_max"
+        )
+
+    def steady_return(self, episode_return: float, length: int) -> float:
+        """The discounted return of an episode, were its rewards all the same."""
+        gamma = self.hyper.gamma
+        weights = length if gamma == 1 else (1 - gamma**length) / (1 - gamma)
+        return episode_return / length * weights
 
     @staticmethod
     def output_shape_per_action(hyper: C51Config) -> tuple[int, ...]:

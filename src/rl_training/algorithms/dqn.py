@@ -1,11 +1,10 @@
 """DQN (Mnih et al., 2015), with double Q-learning (van Hasselt et al., 2016) as an option.
 
 Defaults that deviate, with the paper's (Extended Data Table 1) in parentheses: Adam with epsilon
-1e-8 (centred RMSprop); minibatches of 64 (32); a replay buffer of 100,000 (1,000,000); learning
-starts after 1,000 transitions (50,000); a target network copied every 500 environment transitions
-(10,000 updates); exploration down to 0.05 within a tenth of the run (0.1, within 1,000,000 frames);
-gradient-norm clipping at 10 (none). `optimizer: rmsprop` adds `optimizer_eps` outside the root,
-where the authors add 0.01 inside it.
+1e-8 (centred RMSprop); minibatches of 64 (32); learning starts after 1,000 transitions (50,000); a
+target network copied every 500 environment transitions (10,000 updates); exploration down to 0.05
+within a tenth of the run (0.1, within 1,000,000 frames); gradient-norm clipping at 10 (none).
+`optimizer: rmsprop` adds `optimizer_eps` outside the root, where the authors add 0.01 inside it.
 """
 
 from __future__ import annotations

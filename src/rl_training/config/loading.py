@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.config.base import ConfigModel, copy_input
-from rl_training.config.hyper_parameters import HyperParameters, OffPolicyHyperParameters
+from rl_training.config.hyper_parameters import (
+    HyperParameters,
+    OffPolicyHyperParameters,
+    OnPolicyHyperParameters,
+)
 from rl_training.config.messages import (
     ConfigMistakes,
     KeyPath,
@@ -42,11 +47,14 @@ __all__ = [
     "describe_config",
     "dump_yaml",
     "find_config",
+    "given_values",
     "load_config",
     "packaged_configs",
 ]
 
 Source = str | Path | Mapping[str, Any] | TrainConfig | None
+
+logger = logging.getLogger("rl_training")
 
 _MERGED = ("env_kwargs", "algo_kwargs")
 """Mappings that merge key by key; anything deeper is replaced as a whole."""
@@ -114,9 +122,34 @@ def load_config(
     layers.complaints += complaints
     algo = next((value for path, value in reversed(settings) if path == ("algo",)), None)
     model = _find_model(layers.values.get("algo") if algo is None else algo, hyper_model, layers)
+    changed = algo not in (None, layers.values.get("algo"))
+    if changed and (dropped := _drop_unfit(layers, model)):
+        logger.warning(
+            "algo=%s does not take these keys of %s, which are left out: %s",
+            algo,
+            source_name or "the configuration",
+            ", ".join(dropped),
+        )
     for where, value in settings:
         layers.set(where, value, "command line", model or HyperParameters)
     return _check_layers(layers, model, source_name)
+
+
+def given_values(loaded: LoadedConfig) -> dict[str, Any]:
+    """The values that are not defaults, as a configuration that resolves to the same one."""
+
+    def given(mapping: dict[str, Any], above: KeyPath) -> dict[str, Any]:
+        kept = {}
+        for key, value in mapping.items():
+            path = (*above, key)
+            if isinstance(value, dict) and value:
+                if inner := given(value, path):
+                    kept[key] = inner
+            elif loaded.origins[show_path(path)] != "default":
+                kept[key] = value
+        return kept
+
+    return given(loaded.config.to_plain(), ())
 
 
 def describe_config(loaded: LoadedConfig) -> str:
@@ -179,6 +212,14 @@ class _Layers:
                 return
             here = inner
         self._put(path, value, dict.fromkeys(_paths(value, path), origin))
+
+    def drop(self, *path: str) -> None:
+        """Forget a value and its origins."""
+        here: dict[Any, Any] = self.values
+        for key in path[:-1]:
+            here = here[key]
+        for known in _paths(here.pop(path[-1]), path):
+            self.origins.pop(known, None)
 
     def origin_of(self, path: KeyPath) -> str:
         """Where the value at the path, or else what holds it, came from; empty if unknown."""
@@ -254,6 +295,27 @@ def _find_model(
     except ConfigError as error:
         layers.mistakes.append(Mistake(("algo",), str(error).removeprefix("algo: ")))
         return None
+
+
+def _drop_unfit(layers: _Layers, model: type[HyperParameters] | None) -> list[str]:
+    """Drop what was given for another algorithm and does not fit this one; gives the keys."""
+    kwargs = layers.values.get("algo_kwargs")
+    if model is None or not isinstance(kwargs, dict):
+        return []
+    unfit = [key for key in kwargs if key not in model.model_fields]
+    fitting = {key: value for key, value in kwargs.items() if key not in unfit}
+    try:
+        check_hyper_parameters(model, fitting)
+    except ConfigMistakes as error:
+        named = [str(mistake.path[1]) for mistake in error.mistakes if len(mistake.path) > 1]
+        # A rule between several keys names none of them, and any might be the other algorithm's.
+        unfit += named if len(named) == len(error.mistakes) else fitting
+    dropped: list[tuple[str, ...]] = [("algo_kwargs", key) for key in dict.fromkeys(unfit)]
+    if not issubclass(model, OnPolicyHyperParameters) and layers.values.get("normalize_rewards"):
+        dropped.append(("normalize_rewards",))
+    for path in dropped:
+        layers.drop(*path)
+    return [".".join(path) for path in dropped]
 
 
 def _check_layers(

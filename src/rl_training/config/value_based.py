@@ -12,6 +12,7 @@ from rl_training.config.hyper_parameters import (
     OffPolicyHyperParameters,
     RecurrentConfig,
     TransitionHyperParameters,
+    buffer_size_text,
 )
 from rl_training.config.schedule import LearningRate, Probability, Schedule
 from rl_training.config.types import HiddenSizes
@@ -31,13 +32,22 @@ class ActionLayerOptions(TypedDict, total=False):
 class ValueBasedConfig(OffPolicyHyperParameters):
     """Hyper-parameters of every value-based algorithm."""
 
-    learning_rate: LearningRate = Field(2.5e-4, description="step size of the optimiser")
+    learning_rate: LearningRate = Field(
+        2.5e-4, description="step size of the optimiser (Mnih et al., 2015)"
+    )
     replay_ratio: float = Field(
-        0.25, gt=0, le=1000, description="gradient steps per environment transition"
+        0.25,
+        gt=0,
+        le=1000,
+        description="gradient steps per environment transition (Mnih et al., 2015)",
+    )
+    hidden_sizes: HiddenSizes = Field(
+        (256, 256), description="width of each hidden layer (this package's)"
     )
     epsilon: Probability = Field(
         Schedule(initial=1.0, final=0.05, fraction=0.1),
-        description="probability of a random action while training",
+        description="probability of a random action while training (this package's; Mnih et al., "
+        "2015, end at 0.1)",
     )
     double: bool = Field(
         False, description="double Q-learning: the online network selects the next action"
@@ -47,7 +57,8 @@ class ValueBasedConfig(OffPolicyHyperParameters):
         ge=0,
         le=1e6,
         description="soft Q-learning: targets add this times the entropy of the next action, whose "
-        "probabilities are the softmax of Q / temperature; 0 takes the best action alone",
+        "probabilities are the softmax of Q / temperature; 0 takes the best action alone (Mnih et "
+        "al., 2015)",
     )
     dueling: bool = Field(
         False,
@@ -68,25 +79,33 @@ class ValueBasedConfig(OffPolicyHyperParameters):
         description="evaluation and predict act with a running average of the weights, of which "
         "this share stays at each update, such as 0.999; null acts with the weights themselves",
     )
-    optimizer: OptimizerName = Field("adam", description="rmsprop is centred, as in the 2015 paper")
+    optimizer: OptimizerName = Field(
+        "adam",
+        description="rmsprop is PyTorch's, centred and with decay 0.95; unlike that of Mnih et al. "
+        "(2015) it adds optimizer_eps outside the root",
+    )
     optimizer_eps: float = Field(
-        1e-8, gt=0, le=1, description="added to the optimiser's denominator"
+        1e-8, gt=0, le=1, description="added to the optimiser's denominator (PyTorch's for Adam)"
     )
     max_grad_norm: float | None = Field(
-        10.0, gt=0, le=1e6, description="bound on the gradient norm; null for none"
+        10.0,
+        gt=0,
+        le=1e6,
+        description="bound on the gradient norm; null for none (Stable-Baselines3)",
     )
     tau: float = Field(
         1.0,
         gt=0,
         le=1,
         description="Polyak coefficient of the target network; 1 copies it every "
-        "target_update_interval",
+        "target_update_interval (Mnih et al., 2015)",
     )
     target_update_interval: int | None = Field(
         None,
         ge=1,
         le=10**12,
-        description=f"environment transitions between copies; null is {TARGET_UPDATE_INTERVAL}",
+        description=f"environment transitions between copies; null is {TARGET_UPDATE_INTERVAL} "
+        "(CleanRL, for CartPole)",
     )
     default_network_keys: ClassVar[tuple[str, ...]] = ("dueling", "noisy", "layer_norm")
 
@@ -125,11 +144,12 @@ class TransitionValueBasedConfig(ValueBasedConfig, TransitionHyperParameters):
         0.6,
         gt=0,
         le=1,
-        description="the paper's alpha, exponent of the TD error; 0 would be uniform",
+        description="alpha of Schaul et al. (2016), exponent of the TD error; 0 would be uniform",
     )
     priority_correction: Probability = Field(
         Schedule(initial=0.4, final=1.0),
-        description="the paper's beta, importance-sampling exponent; 1 corrects the bias in full",
+        description="beta of Schaul et al. (2016), importance-sampling exponent; 1 corrects the "
+        "bias in full",
     )
 
     @model_validator(mode="after")
@@ -162,15 +182,27 @@ class DQNConfig(TransitionValueBasedConfig):
 class QRDQNConfig(TransitionValueBasedConfig):
     """Hyper-parameters of QR-DQN."""
 
-    num_quantiles: int = Field(200, ge=1, le=10_000, description="quantiles of each action")
+    num_quantiles: int = Field(
+        200, ge=1, le=10_000, description="quantiles of each action (Dabney et al., 2018)"
+    )
 
 
 class C51Config(TransitionValueBasedConfig):
     """Hyper-parameters of C51."""
 
-    num_atoms: int = Field(51, ge=2, le=10_000, description="atoms of the return distribution")
-    v_min: float = Field(-10.0, ge=-1e6, le=1e6, description="lowest atom")
-    v_max: float = Field(10.0, ge=-1e6, le=1e6, description="highest atom")
+    num_atoms: int = Field(
+        51,
+        ge=2,
+        le=10_000,
+        description="atoms of the return distribution (Bellemare et al., 2017)",
+    )
+    v_min: float = Field(
+        -10.0,
+        ge=-1e6,
+        le=1e6,
+        description="lowest atom (Bellemare et al., 2017, with rewards clipped to [-1, 1])",
+    )
+    v_max: float = Field(10.0, ge=-1e6, le=1e6, description="highest atom, of the same source")
 
     @model_validator(mode="after")
     def _check_support(self) -> Self:
@@ -187,22 +219,39 @@ class C51Config(TransitionValueBasedConfig):
 class DRQNConfig(ValueBasedConfig, RecurrentConfig):
     """Hyper-parameters of DRQN."""
 
-    batch_size: int = Field(32, ge=1, le=1_000_000, description="sequences in one gradient step")
-    hidden_sizes: HiddenSizes = Field((128,), description="hidden layers before the recurrent one")
+    buffer_size: int | None = Field(
+        None, ge=1, le=10**10, description=buffer_size_text("100,000", "this package's")
+    )
+    default_buffer_size: ClassVar[int] = 100_000
+    batch_size: int = Field(
+        32, ge=1, le=1_000_000, description="sequences in one gradient step (this package's)"
+    )
+    hidden_sizes: HiddenSizes = Field(
+        (128,), description="hidden layers before the recurrent one (this package's)"
+    )
     sequence_length: int = Field(
-        16, ge=1, le=100_000, description="transitions of a sequence in the loss"
+        16, ge=1, le=100_000, description="transitions of a sequence in the loss (this package's)"
     )
     burn_in: int = Field(
-        0, ge=0, le=100_000, description="steps before them that only warm up the recurrent state"
+        0,
+        ge=0,
+        le=100_000,
+        description="steps before them that only warm up the recurrent state (Hausknecht & Stone, "
+        "2015)",
     )
     overlap: int = Field(
-        0, ge=0, le=100_000, description="transitions a sequence shares with the next one"
+        0,
+        ge=0,
+        le=100_000,
+        description="transitions a sequence shares with the next one (Hausknecht & Stone, 2015)",
     )
     initial_state: Literal["stored", "zero"] = Field(
         "stored",
         description="recurrent state a sequence starts from: the one it was played with, or zero",
     )
-    n_step: int = Field(1, ge=1, le=1000, description="rewards summed before bootstrapping")
+    n_step: int = Field(
+        1, ge=1, le=1000, description="rewards summed before bootstrapping (Mnih et al., 2015)"
+    )
     loss: Literal["huber", "mse"] = Field(
         "huber", description="loss of the temporal-difference error; mse is half its square"
     )

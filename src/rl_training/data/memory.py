@@ -1,13 +1,17 @@
-"""How much memory this process can still have, and sizes as people write them."""
+"""How much memory this process can still have; sizes and durations as people write them."""
 
 from __future__ import annotations
 
+import logging
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path, PurePosixPath
 
+from rl_training.config.hyper_parameters import OffPolicyHyperParameters
 from rl_training.errors import ConfigError, ReplayTooLarge
+
+logger = logging.getLogger("rl_training")
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -34,6 +38,29 @@ def refuse_if_too_large(needed: int, transitions: int) -> None:
         )
 
 
+def default_capacity(transitions: int, needed: Callable[[int], int]) -> int:
+    """`transitions`, or as many of them as half of the available memory holds, at least one.
+
+    `needed` gives the bytes of a buffer by its transitions.
+    """
+    available, whole = available_memory(), needed(transitions)
+    if available is None or whole <= available // 2:
+        return transitions
+    return max(1, int(transitions * (available // 2) / whole))
+
+
+def report_held(capacity: int, hyper: OffPolicyHyperParameters) -> None:
+    """Say so if a buffer of the default size is held to what memory allows."""
+    chosen = hyper.buffer_size is not None or hyper.replay_memory is not None
+    if not chosen and capacity < hyper.default_buffer_size:
+        logger.warning(
+            "the replay buffer holds %s transitions, not %s: that is half of the available memory; "
+            "algo_kwargs.buffer_size sets another size",
+            f"{capacity:,}",
+            f"{hyper.default_buffer_size:,}",
+        )
+
+
 def refuse_if_too_small(given: int, smallest: int, what: str) -> None:
     """Raise ConfigError if a replay memory of `given` bytes has no room for `what`."""
     if given < smallest:
@@ -54,6 +81,14 @@ def format_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def format_duration(seconds: float) -> str:
+    """A duration for people: 1640 seconds are '27 min'."""
+    for unit, length, until in (("s", 1, 120), ("min", 60, 7_200), ("h", 3_600, 172_800)):
+        if seconds < until:
+            return f"{seconds / length:.{0 if seconds >= 10 * length else 1}f} {unit}"
+    return f"{seconds / 86_400:.0f} d"
 
 
 def _system_available() -> int | None:

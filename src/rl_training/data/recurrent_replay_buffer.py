@@ -16,10 +16,14 @@ import numpy as np
 import torch
 from typing_extensions import Self
 
-from rl_training.config.hyper_parameters import DEFAULT_BUFFER_SIZE
 from rl_training.config.types import parse_memory
 from rl_training.config.value_based import DRQNConfig
-from rl_training.data.memory import refuse_if_too_large, refuse_if_too_small
+from rl_training.data.memory import (
+    default_capacity,
+    refuse_if_too_large,
+    refuse_if_too_small,
+    report_held,
+)
 from rl_training.data.types import Clock, EnvSpec, SequenceBatch, Transitions
 from rl_training.errors import CheckpointError, ConfigError, UsageError
 from rl_training.storage.checks import check_bounds, saved_array, saved_count, saved_value
@@ -58,7 +62,7 @@ class RecurrentReplayBuffer:
                 "expected burn_in and overlap from 0 on and overlap below sequence_length, found "
                 f"burn_in {burn_in}, overlap {overlap}, sequence_length {sequence_length}"
             )
-        self.spec = spec
+        self.spec, self.capacity = spec, capacity
         self.burn_in, self.rows = burn_in, burn_in + sequence_length
         self.stride = sequence_length - overlap  # from one chunk of an episode to the next
         self.num_envs = num_envs
@@ -99,8 +103,9 @@ class RecurrentReplayBuffer:
                 f"at least num_envs * sequence_length = {num_envs * hyper.sequence_length}, found "
                 f"{hyper.learning_starts}"
             )
-        capacity = cls.capacity_for(spec, hyper)
-        refuse_if_too_large(cls.needed_bytes(spec, hyper, num_envs), capacity)
+        capacity = cls.capacity_for(spec, hyper, num_envs)
+        report_held(capacity, hyper)
+        refuse_if_too_large(cls.predicted_bytes(spec, hyper, capacity, num_envs), capacity)
         return cls(
             spec,
             capacity=capacity,
@@ -115,18 +120,29 @@ class RecurrentReplayBuffer:
         )
 
     @classmethod
-    def capacity_for(cls, spec: EnvSpec, hyper: DRQNConfig) -> int:
+    def capacity_for(cls, spec: EnvSpec, hyper: DRQNConfig, num_envs: int) -> int:
         """Transitions the hyper-parameters ask for, whichever way they say it."""
+        if hyper.buffer_size is not None:
+            return hyper.buffer_size
         if hyper.replay_memory is None:
-            return hyper.buffer_size or DEFAULT_BUFFER_SIZE
+            return default_capacity(
+                hyper.default_buffer_size,
+                lambda size: cls.predicted_bytes(spec, hyper, size, num_envs),
+            )
         given, chunk = parse_memory(hyper.replay_memory), bytes_per_chunk(spec, hyper)
         refuse_if_too_small(given, chunk, "a sequence")
         return given // chunk * hyper.sequence_length
 
     @classmethod
     def needed_bytes(cls, spec: EnvSpec, hyper: DRQNConfig, num_envs: int) -> int:
+        """Memory of the buffer the hyper-parameters ask for."""
+        capacity = cls.capacity_for(spec, hyper, num_envs)
+        return cls.predicted_bytes(spec, hyper, capacity, num_envs)
+
+    @staticmethod
+    def predicted_bytes(spec: EnvSpec, hyper: DRQNConfig, capacity: int, num_envs: int) -> int:
         """Memory the buffer will take, known before anything is allocated."""
-        chunks = chunks_for(cls.capacity_for(spec, hyper), hyper.sequence_length)
+        chunks = chunks_for(capacity, hyper.sequence_length)
         states = 4 * sum(hyper.state_sizes) * (hyper.burn_in + hyper.sequence_length - 1)
         return (chunks + num_envs) * bytes_per_chunk(spec, hyper) + num_envs * states
 

@@ -17,9 +17,14 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from rl_training.config.hyper_parameters import DEFAULT_BUFFER_SIZE, TransitionHyperParameters
+from rl_training.config.hyper_parameters import TransitionHyperParameters
 from rl_training.config.types import parse_memory
-from rl_training.data.memory import refuse_if_too_large, refuse_if_too_small
+from rl_training.data.memory import (
+    default_capacity,
+    refuse_if_too_large,
+    refuse_if_too_small,
+    report_held,
+)
 from rl_training.data.types import Batch, Clock, EnvSpec, Transitions
 from rl_training.errors import CheckpointError, EnvError, UsageError
 from rl_training.storage.checks import check_bounds, saved_array, saved_count, saved_value
@@ -54,6 +59,7 @@ class ReplayBuffer:
         device: torch.device | str = "cpu",
     ) -> None:
         self.spec = spec
+        self.capacity = capacity
         self.num_envs = num_envs
         self.gamma = gamma
         self.n_step = n_step
@@ -96,6 +102,7 @@ class ReplayBuffer:
     ) -> Self:
         """The buffer the hyper-parameters ask for; refused if this machine cannot hold it."""
         capacity = cls.capacity_for(spec, hyper, num_envs)
+        report_held(capacity, hyper)
         refuse_if_too_large(cls.predicted_bytes(spec, capacity, num_envs), capacity)
         return cls(
             spec,
@@ -111,8 +118,12 @@ class ReplayBuffer:
     @classmethod
     def capacity_for(cls, spec: EnvSpec, hyper: TransitionHyperParameters, num_envs: int) -> int:
         """Transitions the hyper-parameters ask for, whichever way they say it."""
+        if hyper.buffer_size is not None:
+            return hyper.buffer_size
         if hyper.replay_memory is None:
-            return hyper.buffer_size or DEFAULT_BUFFER_SIZE
+            return default_capacity(
+                hyper.default_buffer_size, lambda size: cls.predicted_bytes(spec, size, num_envs)
+            )
         given, smallest = parse_memory(hyper.replay_memory), cls.predicted_bytes(spec, 1, num_envs)
         refuse_if_too_small(given, smallest, "a transition of each environment")
         return (given // cls.bytes_per_row(spec) // num_envs - spec.frames) * num_envs

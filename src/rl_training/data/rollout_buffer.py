@@ -63,7 +63,7 @@ class RolloutBuffer:
         normalizer = RewardNormalizer(num_envs, hyper.gamma) if normalize_rewards else None
         return cls(
             spec,
-            num_steps=hyper.num_steps,
+            num_steps=hyper.rollout_steps(num_envs),
             num_envs=num_envs,
             state_size=sum(hyper.state_sizes),
             reward_normalizer=normalizer,
@@ -77,7 +77,7 @@ class RolloutBuffer:
         action = math.prod(spec.action_shape) * np.dtype(spec.action_dtype).itemsize
         flags_and_reward = 4 * 1 + 4
         row = 2 * (obs + 4 * sum(hyper.state_sizes)) + action + flags_and_reward
-        return hyper.num_steps * num_envs * row
+        return hyper.rollout_steps(num_envs) * num_envs * row
 
     @property
     def nbytes(self) -> int:

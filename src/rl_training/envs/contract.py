@@ -1,11 +1,12 @@
 """What Gymnasium's contract asks of the answers of an environment, and the words for a breach.
 
-`doctor` checks every answer; training looks only once something went wrong, to say what it was.
+`doctor` checks every answer; training looks once something went wrong, to say what it was, and at
+the first answers for what it only warns of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -19,12 +20,19 @@ _ANSWERS = {
 }
 
 
-class Problem(NamedTuple):
-    """A breach of the contract; an error stops training, a warning does not."""
+Mark = Literal["warning", "error"]
 
-    mark: Literal["warning", "error"]
+
+class Problem(NamedTuple):
+    """A breach of the contract, and the part of the answer that it is in.
+
+    An error stops training, a warning does not.
+    """
+
+    mark: Mark
     topic: str
     text: str
+    where: str = ""
 
 
 def tuple_problem(call: str, answer: object) -> str:
@@ -35,36 +43,49 @@ def tuple_problem(call: str, answer: object) -> str:
     return f"expected ({', '.join(names)}) from {call}, found {described(answer)}"
 
 
-def reward_problem(reward: object) -> str:
-    """That a reward is no number; empty if it is one."""
-    if isinstance(reward, (int, float, np.generic, np.ndarray)) and np.ndim(reward) == 0:
-        return ""
-    return f"expected a number, found {described(reward)}"
-
-
-def step_problem(space: Space, answer: Any) -> str:
-    """The first reason why training cannot take an answer of `step`; empty if there is none."""
-    if problem := tuple_problem("step", answer):
-        return problem
-    obs, reward, terminated, truncated, info = answer
-    if problem := reward_problem(reward):
-        return f"reward: {problem}"
-    for name, flag in {"terminated": terminated, "truncated": truncated}.items():
+def answer_problems(call: str, space: Space, answer: Any) -> Iterator[Problem]:
+    """What is wrong with the parts of an answer that is a tuple of the right length."""
+    parts = dict(zip(_ANSWERS[call], answer, strict=True))
+    if "reward" in parts:
+        yield from _reward_problems(parts["reward"])
+    for name in ("terminated", "truncated"):
+        flag = parts.get(name, False)
         if not isinstance(flag, (bool, np.bool_)):
-            return f"{name}: expected a bool, found {described(flag)}"
-    if not isinstance(info, dict):
-        return f"info of step: expected a dict, found {described(info)}"
-    return observation_problem(space, obs)
+            mark: Mark = "warning" if isinstance(flag, (int, np.integer)) else "error"
+            yield Problem(mark, "api", f": expected a bool, found {described(flag)}", name)
+    if not isinstance(parts["info"], dict):
+        text = f" of {call}: expected a dict, found {described(parts['info'])}"
+        yield Problem("error", "api", text, "info")
+    for name, part, value in leaves(space, parts["observation"], "observation"):
+        for problem in leaf_problems(part, value):
+            yield problem._replace(where=name)
+
+
+def answer_problem(call: str, space: Space, answer: Any) -> str:
+    """The first reason why training cannot take an answer; empty if there is none."""
+    return tuple_problem(call, answer) or _first_error(answer_problems(call, space, answer))
+
+
+def _first_error(problems: Iterable[Problem]) -> str:
+    # Numbers that are not finite have a check of their own in training.
+    errors = (p for p in problems if p.mark == "error" and p.topic != "finite")
+    return next((f"{problem.where}{problem.text}" for problem in errors), "")
+
+
+def _reward_problems(reward: Any) -> Iterator[Problem]:
+    if not (isinstance(reward, (int, float, np.generic, np.ndarray)) and np.ndim(reward) == 0):
+        yield Problem("error", "api", f": expected a number, found {described(reward)}", "reward")
+    elif not np.isfinite(reward):
+        yield Problem("error", "finite", f" is {reward}; training would stop here", "reward")
 
 
 def observation_problem(space: Space, obs: object) -> str:
     """The first reason why training cannot take an observation; empty if there is none."""
-    for name, part, value in leaves(space, obs, "observation"):
-        for problem in leaf_problems(part, value):
-            # Numbers that are not finite have a check of their own in training.
-            if problem.mark == "error" and problem.topic != "finite":
-                return f"{name}{problem.text}"
-    return ""
+    return _first_error(
+        problem._replace(where=name)
+        for name, part, value in leaves(space, obs, "observation")
+        for problem in leaf_problems(part, value)
+    )
 
 
 def leaves(space: Space, obs: object, name: str) -> Iterator[tuple[str, Space, object]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -11,9 +13,11 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import concatenate
 
-from rl_training.envs.contract import observation_problem, step_problem
+from rl_training.envs.contract import answer_problem, answer_problems, observation_problem
 from rl_training.envs.stacking import frames_of_native
 from rl_training.errors import EnvError, safe_text
+
+logger = logging.getLogger("rl_training")
 
 
 class EnvFailure(EnvError):
@@ -109,6 +113,7 @@ class QuickSyncVectorEnv(SeedRecord, SyncVectorEnv[Any, Any]):
         self._shape = space.shape
         self._begin_record(self.num_envs)
         self._busy = np.zeros(1, np.int64)  # which environment is at work
+        self._looks_at: tuple[str, ...] = ("reset", "step")  # the first answers of the first one
 
     def reset(
         self,
@@ -120,16 +125,20 @@ class QuickSyncVectorEnv(SeedRecord, SyncVectorEnv[Any, Any]):
         plan = reset_plan(self.num_envs, seed, options)
         self._note_seeds(plan.seeds)
         infos: dict[str, Any] = {}
+        answer = None  # of the environment at work
         try:
             for i in np.flatnonzero(plan.mask).tolist():
                 self._busy[0] = i
-                self._env_obs[i], info = self.envs[i].reset(
-                    seed=plan.seeds[i], options=plan.options
-                )
+                answer = None
+                answer = self.envs[i].reset(seed=plan.seeds[i], options=plan.options)
+                self._env_obs[i], info = answer
                 infos = self._add_info(infos, info, i)
+                if self._looks_at and i == 0:
+                    self._warn_of("reset", answer)
+            answer = None
             self._observations = self._joined()
         except (Exception, SystemExit) as error:  # its exit() must not end the run unsaved
-            raise self._failure("reset", error) from error
+            raise self._failure("reset", error, answer) from error
         for flags in (self._terminations, self._truncations, self._autoreset_envs):
             flags[plan.mask] = False
         return self._observations, infos
@@ -138,23 +147,23 @@ class QuickSyncVectorEnv(SeedRecord, SyncVectorEnv[Any, Any]):
         """Step every environment, and reset those whose episode ended."""
         infos: dict[str, Any] = {}
         busy, call = self._busy, "step"
-        answer = None  # of the environment at work
+        answer: Any = None  # of the environment at work
         self._steps += 1
         if len(actions) < self.num_envs:
             raise IndexError(f"expected {self.num_envs} actions, found {len(actions)}")
         try:
             for i, env in enumerate(self.envs):
                 busy[0] = i
-                answer = None
+                call, answer = "step", None
                 answer = env.step(actions[i])
                 obs, reward, terminated, truncated, info = answer
                 self._rewards[i], self._terminations[i] = reward, terminated
                 self._truncations[i] = truncated
                 if terminated or truncated:
                     infos = self._add_info(infos, {"final_obs": obs, "final_info": info}, i)
-                    call = "reset"
-                    obs, info = env.reset()
-                    call = "step"
+                    call, answer = "reset", None
+                    answer = env.reset()
+                    obs, info = answer
                 if info:
                     infos = self._add_info(infos, info, i)
                 self._env_obs[i] = obs
@@ -162,6 +171,8 @@ class QuickSyncVectorEnv(SeedRecord, SyncVectorEnv[Any, Any]):
                     if getattr(obs, "shape", None) != self._shape:
                         obs = self._shaped(obs)
                     self._observations[i] = obs
+                if self._looks_at and i == 0:
+                    self._warn_of("step", answer)
             if not self._in_place:
                 answer = None
                 self._observations = self._joined()
@@ -198,16 +209,27 @@ class QuickSyncVectorEnv(SeedRecord, SyncVectorEnv[Any, Any]):
         what, message, index = f"raised {type(error).__name__}", safe_text(error), self._busy.item()
         if isinstance(error, ContractBroken):
             what = "broke Gymnasium's contract"
-        elif answer is not None and call == "step":
-            what, message = "broke Gymnasium's contract", self._problem(answer) or message
+        elif answer is not None and (problem := self._problem(call, answer)):
+            what, message = "broke Gymnasium's contract", problem
         since = self._since(index)
         return EnvFailure(f"{what} in {call}", message, index=index, since=since)
 
-    def _problem(self, answer: object) -> str:
+    def _problem(self, call: str, answer: object) -> str:
         try:
-            return step_problem(self.single_observation_space, answer)
+            return answer_problem(call, self.single_observation_space, answer)
         except Exception:  # an object that does not stand being looked at
             return ""
+
+    def _warn_of(self, call: str, answer: object) -> None:
+        """Warn of a dtype that is converted: of its first answers, once, as it would cost time."""
+        self._looks_at = tuple(name for name in self._looks_at if name != call)
+        with suppress(Exception):  # an answer of another shape has an error of its own
+            for problem in answer_problems(call, self.single_observation_space, answer):
+                if problem.topic == "dtypes" and problem.mark == "warning":
+                    self._looks_at = ()
+                    name = getattr(self.envs[0].spec, "id", type(self.envs[0].unwrapped).__name__)
+                    logger.warning("%s: %s of %s%s", name, problem.where, call, problem.text)
+                    return
 
 
 class OneOfVector(gym.Env[Any, Any]):

@@ -209,6 +209,7 @@ class _Group(QuickSyncVectorEnv):
 
         super().__init__([partial(make, place) for place in range(len(makers))])
         self._busy = busy
+        self._looks_at = () if job.first else self._looks_at
         spaces_of_first = job.plan.obs_space, job.plan.action_space
         if (self.single_observation_space, self.single_action_space) != spaces_of_first:
             raise RuntimeError(

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,12 @@ from rl_training.config.loading import dump_yaml
 from rl_training.config.train_config import TrainConfig
 from rl_training.errors import ConfigError, UsageError
 from rl_training.experiment.registry import get_spec, resolve_config
-from rl_training.experiment.result import ExperimentInterrupted, ExperimentResult, SeedResult
+from rl_training.experiment.result import (
+    ExperimentInterrupted,
+    ExperimentResult,
+    SeedProgress,
+    SeedResult,
+)
 from rl_training.runtime.process import Interrupts
 from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.spec_table import portable_name
@@ -34,7 +39,7 @@ from rl_training.storage.files import (
     write_atomic,
     write_json,
 )
-from rl_training.storage.runs import RunLock, is_locked, slug, usable_cpus
+from rl_training.storage.runs import RunLock, is_locked, run_info, slug, usable_cpus
 
 __all__ = [
     "ExperimentInterrupted",
@@ -50,6 +55,7 @@ logger = logging.getLogger("rl_training")
 CONFIG_NAME = "experiment.yaml"
 RESULT_NAME = "experiment.json"
 POLL_SECONDS = 0.1
+WATCH_SECONDS = 1.0
 STALL_SECONDS = 120.0
 """After a signal a seed may save for as long as it takes; without progress for so long, it ends."""
 MAX_SEEDS = 10_000
@@ -63,7 +69,7 @@ class ExperimentManager:
     The directory is named after the configuration, so the same call continues an experiment:
     finished seeds are kept, interrupted ones resumed, the others started, and those that a killed
     manager left running are waited for. `report` is called with a line of text when a seed starts
-    and ends.
+    and ends, and `watch` every second with how far each seed has come.
     """
 
     def __init__(
@@ -74,6 +80,7 @@ class ExperimentManager:
         jobs: int = 1,
         directory: str | Path | None = None,
         report: Callable[[str], None] = logger.info,
+        watch: Callable[[Sequence[SeedProgress]], None] | None = None,
     ) -> None:
         if not seeds or len(set(seeds)) != len(seeds) or jobs < 1:
             raise UsageError(f"expected distinct seeds and jobs >= 1, found {seeds}, {jobs}")
@@ -87,6 +94,7 @@ class ExperimentManager:
         self.seeds = tuple(seeds)
         self.jobs = jobs
         self.report = report
+        self.watch = watch
         self.directory = Path(directory) if directory else self._default_directory()
 
     def run(self) -> ExperimentResult:
@@ -118,6 +126,7 @@ class ExperimentManager:
             self.report(f"seed {seed}: another process is running it, waiting for that one")
         failed: set[int] = set()
         running: dict[int, subprocess.Popen[bytes]] = {}
+        watched_at = 0.0
         try:
             while (waiting or running or orphans) and not interrupts.received:
                 while waiting and len(running) + len(orphans) < self.jobs:
@@ -126,11 +135,24 @@ class ExperimentManager:
                 time.sleep(POLL_SECONDS)
                 failed |= self._reap(running)
                 waiting += self._ended(orphans)
+                if self.watch is not None and time.monotonic() >= watched_at + WATCH_SECONDS:
+                    watched_at = time.monotonic()
+                    self.watch([self._progress(seed, {*running, *orphans}) for seed in self.seeds])
         finally:
             self._stop(running)
             for seed in orphans:
                 self.report(f"seed {seed}: left to the process that runs it")
         return failed
+
+    def _progress(self, seed: int, running: Collection[int]) -> SeedProgress:
+        """How far a seed has come, by the files of its run."""
+        run_dir = self._run_dir(seed)
+        if not run_dir.exists():
+            return SeedProgress(seed, "starting" if seed in running else "waiting")
+        info = run_info(run_dir)
+        status = "running" if seed in running else info.status
+        figures = (info.train_return_mean, info.eval_return_mean)
+        return SeedProgress(seed, status, info.env_steps, *figures)
 
     def _ended(self, orphans: list[int]) -> list[int]:
         """Drop the orphans that another process no longer runs; gives those left unfinished."""

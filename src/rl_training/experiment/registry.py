@@ -5,6 +5,7 @@ Finding an algorithm or completing a configuration imports no torch.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -13,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from rl_training.config.hyper_parameters import HyperParameters
 from rl_training.config.imports import import_object
-from rl_training.config.loading import LoadedConfig, load_config
+from rl_training.config.loading import LoadedConfig, load_config, packaged_configs
+from rl_training.config.messages import show_value
 from rl_training.config.train_config import TrainConfig, check_hyper_parameters
 from rl_training.errors import (
     CheckpointError,
     ConfigError,
     TrustError,
+    UsageError,
     described,
     did_you_mean,
 )
@@ -78,6 +81,42 @@ def resolve_config(
     loaded = load_config(source, overrides=overrides, arguments=arguments, hyper_model=hyper_model)
     algo = _reference(get_spec(loaded.config.algo))
     return replace(loaded, config=loaded.config.with_changes(algo=algo))
+
+
+def resolve_command(
+    name: str | None, env: str | None = None, settings: Sequence[str] = ()
+) -> LoadedConfig:
+    """The configuration that a command names: a packaged one, a file, or an algorithm with `env`.
+
+    `env` also replaces the environment of a configuration.
+    """
+    overrides = [*settings, *([] if env is None else [f"env_id={json.dumps(env)}"])]
+    if name is None:
+        raise UsageError(
+            "expected a configuration or an algorithm with --env, found neither; such as "
+            "dqn/cartpole, or ppo --env CartPole-v1: `rl-training list` shows them"
+        )
+    if name in packaged_configs() or _is_file(name):
+        return resolve_config(name, overrides=overrides)
+    if ":" in name or name in all_specs():
+        if not any(setting.partition("=")[0].strip() == "env_id" for setting in overrides):
+            known = [config for config in packaged_configs() if config.startswith(f"{name}/")]
+            ready = f", or take a packaged configuration: {', '.join(known)}" if known else ""
+            raise UsageError(f"{name} is an algorithm: name its environment with --env{ready}")
+        # On top of nothing, so that its values count as those of the command line.
+        return resolve_config(None, overrides=[f"algo={json.dumps(name)}", *overrides])
+    hint = did_you_mean(name, [*all_specs(), *packaged_configs()], count=3)
+    raise UsageError(
+        "expected a packaged configuration, a file or an algorithm, found "
+        f"{show_value(name)}{hint or '; `rl-training list` shows them'}"
+    )
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):  # a name too long, or with a NUL in it
+        return False
 
 
 def train_config(

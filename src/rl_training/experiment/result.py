@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -84,6 +84,16 @@ class ExperimentResult:
             "seeds_counted": len(self.returns),
             "seeds_planned": len(self.seeds),
         }
+
+
+class SeedProgress(NamedTuple):
+    """How far a seed has come; `train_return` is the mean of its last 100 episodes."""
+
+    seed: int
+    status: str
+    env_steps: int = 0
+    train_return: float | None = None
+    eval_return: float | None = None
 
 
 class ExperimentInterrupted(KeyboardInterrupt):

@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
-from rl_training.config.hyper_parameters import HyperParameters
+from rl_training.config.hyper_parameters import HyperParameters, OffPolicyHyperParameters
 from rl_training.config.train_config import TrainConfig
 from rl_training.data.memory import format_bytes
 from rl_training.envs.factory import make_env, make_vector_env
@@ -30,6 +30,7 @@ from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.loss_check import check_losses
 from rl_training.runtime.process import EnvCalls, Interrupts
 from rl_training.runtime.progress import Progress
+from rl_training.runtime.saved_info import saved_info
 from rl_training.runtime.seeding import derive_seed, env_seeds, seed_global_generators
 from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.training_run import TrainingRun
@@ -148,7 +149,7 @@ def build(plan: RunPlan) -> Components:
         agent = build_agent(plan.spec, plan.config, plan.hyper, adapter, plan.checkpoint)
         buffer = plan.spec.component("buffer").build(
             adapter.spec,
-            plan.hyper,
+            _buffer_hyper(plan),
             num_envs=envs.num_envs,
             seed=derive_seed(plan.config.seed, "replay"),
             device=agent.algorithm.device,
@@ -212,6 +213,19 @@ def assemble(
     )
     run.collector.reset(run.reset_seeds, algorithm.initial_state(num_envs))
     return run
+
+
+def _buffer_hyper(plan: RunPlan) -> Any:
+    """The hyper-parameters; a resumed run keeps its replay capacity, whatever memory allows now."""
+    hyper, checkpoint = plan.hyper, plan.checkpoint
+    if checkpoint is None or not isinstance(hyper, OffPolicyHyperParameters):
+        return hyper
+    chosen = hyper.buffer_size is not None or hyper.replay_memory is not None
+    return (
+        hyper
+        if chosen
+        else hyper.model_copy(update={"buffer_size": saved_info(checkpoint).replay_capacity})
+    )
 
 
 def _buffer_options(plan: RunPlan) -> dict[str, Any]:

@@ -24,8 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gymnasium import spaces
 
 from rl_training.config.imports import import_factory
+from rl_training.envs.contract import leaf_problems
 from rl_training.errors import ConfigError, RLTrainingError, did_you_mean
 from rl_training.runtime.episodes import ENDLESS
 from rl_training.runtime.evaluator import Evaluation
@@ -142,11 +144,12 @@ class LogMetrics(Periodic):
 
     def __init__(self, interval: int) -> None:
         super().__init__(interval)
-        self._warned = False
+        self._warned = self._warned_of_bounds = False
 
     def act(self, run: TrainingRun) -> None:
         """Collect the values, let callbacks add theirs, write them."""
         self._warn_of_endless(run)
+        self._warn_of_bounds(run)
         values = run.check_finite()
         for name, value in run.algorithm.schedules(run.progress.clock).items():
             values[f"train/{name}"] = value
@@ -169,6 +172,34 @@ class LogMetrics(Periodic):
             logger.warning(
                 "%s: a training episode has not ended after %d steps; %s", name, length, ENDLESS
             )
+
+    def _warn_of_bounds(self, run: TrainingRun) -> None:
+        # Here for the same reason: of what is at hand, the latest batch and observations.
+        if not self._warned_of_bounds and (problem := out_of_bounds(run)):
+            self._warned_of_bounds = True
+            name = run.agent.adapter.spec.env_id
+            logger.warning("%s: %s; correct the space, or the environment", name, problem)
+
+
+def out_of_bounds(run: TrainingRun) -> str:
+    """An observation of the latest batch or step that its space excludes, in words; or empty."""
+    space = run.agent.adapter.observation
+    rows = [run.collector.position()[0]]
+    batch = getattr(run.batch, "obs", None)
+    if batch is not None and not run.config.normalize_observations:
+        rows.append(np.asarray(batch.cpu()))
+    for obs in rows:
+        if not isinstance(space, spaces.Box) or obs.dtype.kind != "f":
+            continue
+        if obs.size % max(1, space.low.size):
+            continue  # encoded in another form
+        flat, bounds = obs.reshape(-1, space.low.size), (space.low.ravel(), space.high.ravel())
+        outside = ((flat < bounds[0]) | (flat > bounds[1])).any(1)
+        for row in flat[outside][:1]:
+            for problem in leaf_problems(space, row.reshape(space.shape).astype(space.dtype)):
+                if problem.topic == "ranges":
+                    return f"observation{problem.text}"
+    return ""
 
 
 class Evaluate(Periodic):

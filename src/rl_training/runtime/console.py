@@ -19,7 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from rl_training.data.memory import format_bytes
+from rl_training.data.memory import format_bytes, format_duration
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.evaluator import Evaluation
 from rl_training.runtime.result import TrainResult
@@ -34,10 +34,13 @@ _HEIGHTS = "▁▂▃▄▅▆▇█"
 
 
 class ConsoleProgress(Callback):
-    """Shows steps, speed, time left, and the evaluation returns: the last, the best, the curve."""
+    """Shows steps, speed, time left, and returns: of the last 100 episodes of training, and of the
+    evaluations the last, the best and the curve.
+    """
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, *, introduced: bool = False) -> None:
         self.console = console or Console(stderr=True)
+        self._introduced = introduced  # the first line has been printed before torch was imported
         self._evaluated: list[float] = []
         self._bar: Progress | None = None
         self._task = TaskID(0)
@@ -48,7 +51,8 @@ class ConsoleProgress(Callback):
         """Say what the run is, what it takes and how it can be resumed."""
         say = self._say
         config = run.config
-        say(f"{run.agent.spec.name} on {run.agent.adapter.spec.env_id}, seed {config.seed}")
+        if not self._introduced:
+            say(f"{run.agent.spec.name} on {run.agent.adapter.spec.env_id}, seed {config.seed}")
         say(f"run directory: {run.directory}")
         say(f"{run.buffer.memory_name}: {format_bytes(run.buffer.nbytes)} in host memory")
         if run.level == "exact":  # a lower level was logged as a warning, with its reason
@@ -83,7 +87,7 @@ class ConsoleProgress(Callback):
             left = (run.progress.horizon - run.env_steps) / max(fields["speed"], 1e-9)
             self._say(
                 f"step {run.env_steps:,} of {run.progress.horizon:,}, "
-                f"{fields['speed']:,.0f} steps/s, {left:,.0f} s left, {fields['returns']}"
+                f"{fields['speed']:,.0f} steps/s, {format_duration(left)} left, {fields['returns']}"
             )
 
     def on_evaluation_start(self, run: TrainingRun) -> None:
@@ -128,8 +132,10 @@ class ConsoleProgress(Callback):
                 self.close()
 
     def _fields(self, run: TrainingRun) -> dict[str, Any]:
-        last, best = run.last_evaluation, run.best_return
-        returns = "no evaluation yet" if last is None else f"return {last.mean:.1f}"
+        last, best, episodes = run.last_evaluation, run.best_return, run.collector.episodes
+        recent = [episode.episode_return for episode in episodes]
+        returns = f"training {sum(recent) / len(recent):.1f}, " if recent else ""
+        returns += "no evaluation yet" if last is None else f"evaluation {last.mean:.1f}"
         if best is not None:
             returns += f", best {best:.1f}"
         if self._bar is not None and len(self._evaluated) > 1 and self.console.encoding == "utf-8":

@@ -91,9 +91,9 @@ def _described(tensor: Tensor) -> dict[str, Any]:
 
 
 class WatchLearning(Callback):
-    """Warns of exploding values, a collapsed policy and saturated actions, each once a session.
+    """Warns of exploding values, a collapsed policy, saturated actions and what algorithms find.
 
-    Looks at what is logged and at the latest batch, at log intervals only.
+    Each once a session. Looks at what is logged and at the latest batch, at log intervals only.
     """
 
     def __init__(self) -> None:
@@ -106,6 +106,7 @@ class WatchLearning(Callback):
             self._check_values(run, values)
             self._check_entropy(run, values)
             self._check_actions(run)
+            self._ask_algorithm(run)
 
     def _check_values(self, run: TrainingRun, values: dict[str, float]) -> None:
         reward = _field(run.batch, "reward")
@@ -167,6 +168,13 @@ class WatchLearning(Callback):
                 ("learning_rate", "lower"),
                 ("normalize_observations", "set"),
             )
+
+    def _ask_algorithm(self, run: TrainingRun) -> None:
+        if "algorithm" in self._warned:
+            return
+        if text := run.algorithm.trouble(run.batch, run.collector.episodes):
+            self._warned.add("algorithm")
+            logger.warning("step %d: %s.", run.env_steps, text)
 
     def _warn(self, run: TrainingRun, sign: str, text: str, *settings: tuple[str, str]) -> None:
         """Warn once, with those settings that the run has."""

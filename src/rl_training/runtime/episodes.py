@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 
 from rl_training.data.types import PolicyState
-from rl_training.envs.contract import step_problem
+from rl_training.envs.contract import answer_problem
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.errors import EnvError, NonFiniteError, safe_text
 from rl_training.runtime.collector import Act
@@ -130,15 +130,17 @@ class EpisodePlayer:
         return step._replace(truncated=True)
 
     def _reset(self, row: int, seed: int, episode: int) -> np.ndarray:
-        episode_seed = derive_seed(seed, "episode", episode)
+        episode_seed, answer = derive_seed(seed, "episode", episode), None
         self._calls.enter()
         try:
-            obs, _ = self._envs[row].reset(seed=episode_seed)
+            answer = self._envs[row].reset(seed=episode_seed)
+            obs, _ = answer
+            first_obs = self._adapter.encode_one(obs)
         except (Exception, SystemExit) as error:  # its exit() must not skip the save
-            raise self._env_error("reset", error, episode, seed) from error
+            raise self._env_error("reset", error, episode, seed, answer) from error
         finally:
             self._calls.leave()
-        return self._finite("observation", self._adapter.encode_one(obs))
+        return self._finite("observation", first_obs)
 
     def _step(
         self, row: int, episode: int, action: np.ndarray, seed: int
@@ -151,8 +153,7 @@ class EpisodePlayer:
             next_obs = self._adapter.encode_one(obs)
             step = EpisodeStep(row, episode, float(reward), bool(terminated), bool(truncated))
         except (Exception, SystemExit) as error:
-            problem = "" if answer is None else step_problem(self._adapter.observation, answer)
-            raise self._env_error("step", error, episode, seed, problem) from error
+            raise self._env_error("step", error, episode, seed, answer) from error
         finally:
             self._calls.leave()
         self._finite("reward", np.asarray(step.reward))
@@ -167,8 +168,10 @@ class EpisodePlayer:
         return values
 
     def _env_error(
-        self, call: str, error: BaseException, episode: int, seed: int, problem: str = ""
+        self, call: str, error: BaseException, episode: int, seed: int, answer: object
     ) -> EnvError:
+        space = self._adapter.observation
+        problem = "" if answer is None else answer_problem(call, space, answer)
         what = "broke Gymnasium's contract" if problem else f"raised {type(error).__name__}"
         return EnvError(
             f"{self._adapter.spec.env_id} {what} in {call} during an evaluation (episode {episode},"

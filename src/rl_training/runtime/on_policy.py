@@ -31,18 +31,18 @@ def run_on_policy(run: TrainingRun) -> None:
 
 
 def _first_update(hyper: OnPolicyHyperParameters, num_envs: int) -> int:
-    return hyper.num_steps * num_envs
+    return hyper.rollout_steps(num_envs) * num_envs
 
 
 def _planned_updates(hyper: OnPolicyHyperParameters, total_timesteps: int, num_envs: int) -> int:
     """Gradient steps, were no update cut short."""
-    rollout = hyper.num_steps * num_envs
+    rollout = hyper.rollout_steps(num_envs) * num_envs
     minibatches = math.ceil(rollout / hyper.batch_size)
     return total_timesteps // rollout * hyper.epochs * minibatches
 
 
 def _short_run(hyper: OnPolicyHyperParameters, images: bool) -> tuple[int, dict[str, Any]]:
-    num_steps = 64 if images else hyper.num_steps
+    num_steps = 64 if images else hyper.num_steps or 64
     return 2 * num_steps, {"num_steps": num_steps}
 
 

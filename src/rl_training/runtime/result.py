@@ -188,7 +188,7 @@ def failure(run: TrainingRun, error: Exception) -> Exception:
     """The error to raise for one that ended a run, after saving what can be saved.
 
     An environment that failed has not touched the learner, which is saved; its error then tells
-    where, and how to go on.
+    where, and how to go on, if that can succeed.
     """
     try:
         run.finish_saving()
@@ -203,7 +203,7 @@ def failure(run: TrainingRun, error: Exception) -> Exception:
 
 
 def _recovery_hint(run: TrainingRun) -> str:
-    from rl_training.runtime.trust import trust_option  # here, as it knows the callbacks
+    from rl_training.runtime.trust import markers, trust_option  # here, as it knows the callbacks
 
     where, trouble = f"The run directory is {run.directory}", ""
     try:
@@ -213,8 +213,16 @@ def _recovery_hint(run: TrainingRun) -> str:
     path, step = run.checkpoint_path, run.saved_at
     if path is None:
         return f"{where}; it holds no checkpoint{trouble}."
-    command = command_line("resume", "--checkpoint", run.directory, *trust_option(run.config))
-    return f"{where}; step {step} of the run is saved in {path}{trouble}. Go on with: {command}"
+    saved = f"{where}; step {step} of the run is saved in {path}{trouble}."
+    if not run.env_steps:
+        return f"{where}. Nothing has been learned yet: fix the environment and start again."
+    if run.diverged:
+        return f"{saved} From there it would diverge again: start anew with other settings."
+    if any(markers(run.config.to_plain())):
+        # An object of the caller's, which no command can name.
+        return f"{saved} Fix the environment, and go on in Python: load(path, env=...).resume()"
+    command = command_line("resume", run.directory, *trust_option(run.config))
+    return f"{saved} Fix the environment, and go on with: {command}"
 
 
 def _result(run: TrainingRun, status: str, metrics: dict[str, float]) -> TrainResult:

@@ -85,6 +85,8 @@ def checkpoint_info(run: TrainingRun, *, exact: bool) -> dict[str, Any]:
         "execution": run.algorithm.execution,
         "device": str(run.algorithm.device),
         "threads": torch.get_num_threads(),
+        # By default it is what memory allowed. A rollout, or a custom buffer, has none.
+        "replay_capacity": getattr(run.buffer, "capacity", None),
         "versions": dict(run.versions),
         "config": run.config.to_plain(),
     }

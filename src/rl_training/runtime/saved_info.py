@@ -27,6 +27,7 @@ class SavedInfo(ConfigModel):
     execution: Literal["eager", "compiled"] = "eager"
     device: str | None = Field(None, max_length=100)
     threads: int | None = Field(None, ge=1, le=1024)
+    replay_capacity: int | None = Field(None, ge=1, le=10**10)
     versions: dict[str, str] = Field(default_factory=dict, max_length=1000)
     eval_return_mean: float | None = None
 

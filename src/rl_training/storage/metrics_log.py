@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
@@ -147,14 +147,25 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [_row(file, number, line) for number, line in enumerate(lines, start=1)]
 
 
-def last_row(path: Path) -> dict[str, Any]:
-    """The last complete row of a `metrics.jsonl`, read from its end; empty if there is none."""
+def latest_values(path: Path, names: Collection[str]) -> dict[str, Any]:
+    """The newest value of each name in the last rows of a `metrics.jsonl`; none of what is absent.
+
+    Read from its end, so that it takes no longer for a long run.
+    """
     if not path.exists():
         return {}
     with open_ordinary(path) as (file, size):
-        file.seek(max(0, size - _TAIL_BYTES))
+        start = max(0, size - _TAIL_BYTES)
+        file.seek(start)
         lines = file.read().split(b"\n")
-    return _row(path, len(lines), lines[-2]) if len(lines) > 1 else {}
+    found: dict[str, Any] = {}
+    # Without the last line, which has no end yet, and a first one that has lost its beginning.
+    for line in reversed(lines[1 if start else 0 : -1]):
+        row = _row(path, len(lines), line)
+        found = {name: row[name] for name in names if name in row} | found
+        if len(found) == len(names):
+            break
+    return found
 
 
 def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:

@@ -27,12 +27,14 @@ from rl_training.storage.files import (
     with_retries,
     write_all,
 )
-from rl_training.storage.metrics_log import METRICS_NAME, last_row
+from rl_training.storage.metrics_log import METRICS_NAME, latest_values
 
 LOCK_NAME = ".lock"
 METADATA_NAME = "metadata.json"
 SUMMARY_NAME = "summary.json"
 CONFIG_NAME = "config.yaml"
+
+_FIGURES = ("global_step", "eval/return_mean", "rollout/episode_return")
 
 MAX_NUMBER = 1e18
 """Beyond it, or not finite, no count or return of a run can be."""
@@ -357,7 +359,9 @@ class RunInfo:
     """One line in a list of runs.
 
     `status` is running (locked by a living process), finished, interrupted (stopped and saved),
-    failed (by an error), unfinished (no summary: it was killed) or unreadable.
+    failed (by an error), killed (it left no summary) or unreadable. `eval_return_mean` is of the
+    final policy, or of the latest evaluation of a run without a summary; `train_return_mean` of its
+    last 100 episodes. `started_at` is in seconds since 1970. No text has control characters.
     """
 
     path: Path
@@ -367,11 +371,13 @@ class RunInfo:
     env_steps: int = 0
     status: str = "unreadable"
     eval_return_mean: float | None = None
+    train_return_mean: float | None = None
+    started_at: float | None = None
 
 
 def list_runs(root: Path) -> list[RunInfo]:
     """The runs in `root` and down to three levels below it, by path; links are not followed."""
-    return [_run_info(path) for path in _run_directories(root, 3)]
+    return [run_info(path) for path in _run_directories(root, 3)]
 
 
 def _run_directories(folder: Path, levels: int) -> Iterator[Path]:
@@ -390,19 +396,23 @@ def _run_directories(folder: Path, levels: int) -> Iterator[Path]:
             yield from _run_directories(path, levels - 1)
 
 
-def _run_info(path: Path) -> RunInfo:
+def run_info(path: Path) -> RunInfo:
+    """What there is to know of the run in a directory, without trusting its files."""
     try:
         summary = _read_object(path / SUMMARY_NAME)
         facts = {**_read_config(path), **_read_object(path / METADATA_NAME), **summary}
-        steps = summary or last_row(path / METRICS_NAME)
+        figures = summary or latest_values(path / METRICS_NAME, _FIGURES)
+        evaluated = figures.get("eval_return_mean" if summary else "eval/return_mean")
         return RunInfo(
             path=path,
-            algo=_text(facts.get("algo", "")),
-            env_id=_text(facts.get("env_id", "")),
+            algo=printable(facts.get("algo", "")),
+            env_id=printable(facts.get("env_id", "")),
             seed=_number(facts.get("seed"), int),
-            env_steps=_number(steps.get("global_step"), int) or 0,
+            env_steps=_number(figures.get("global_step"), int) or 0,
             status=_status(path, summary),
-            eval_return_mean=_number(summary.get("eval_return_mean"), float),
+            eval_return_mean=_number(evaluated, float),
+            train_return_mean=_number(figures.get("rollout/episode_return"), float),
+            started_at=_seconds(facts.get("started_at")),
         )
     except (OSError, ValueError, RunError, ConfigError):
         return RunInfo(path=path)
@@ -412,7 +422,7 @@ def _status(path: Path, summary: dict[str, Any]) -> str:
     if is_locked(path):
         return "running"
     if not summary:
-        return "unfinished"
+        return "killed"
     status = summary.get("status")
     return status if status in ("interrupted", "failed") else "finished"
 
@@ -436,10 +446,17 @@ def _read_config(path: Path) -> dict[str, Any]:
     return parse_yaml(read_ordinary(path / CONFIG_NAME).decode(), CONFIG_NAME)[0]
 
 
-def _text(value: object) -> str:
-    """A name for a table; control characters would reach the terminal."""
-    text = str(value)[:200]
+def printable(value: object, *, longest: int = 200) -> str:
+    """A text for a table; control characters would reach the terminal."""
+    text = str(value)[:longest]
     return text if text.isprintable() else ascii(text)
+
+
+def _seconds(started_at: object) -> float | None:
+    try:
+        return datetime.fromisoformat(str(started_at)[:100]).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def _number(value: object, kind: type[N]) -> N | None:

@@ -31,7 +31,7 @@ from rl_training.envs.vector_envs import EnvFailure
 from rl_training.errors import CheckpointError, safe_text
 from rl_training.storage.tree import Encoded, StateTree
 
-_SYNC_SKIPPED = frozenset({"envs", "env_fns"})
+_SYNC_SKIPPED = frozenset({"envs", "env_fns", "_looks_at"})
 _ASYNC_KEPT = frozenset(
     {"action_space", "single_action_space", "observation_space", "single_observation_space"}
     | {"observations", "_steps", "_seeds", "_seeded_at"}

@@ -14,13 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from gymnasium import spaces
 
-from rl_training.envs.contract import (
-    described,
-    leaf_problems,
-    leaves,
-    reward_problem,
-    tuple_problem,
-)
+from rl_training.envs.contract import answer_problems, leaves, tuple_problem
 from rl_training.envs.factory import Env
 from rl_training.envs.snapshots.probe import endless_actions
 from rl_training.tools.doctor.report import Finding, Mark
@@ -123,32 +117,24 @@ def _reset(env: Env, play: Play, seed: int | None) -> object:
     # Both arguments, as a vector environment passes them in training.
     result, seconds = _timed("reset", partial(env.reset, seed=seed, options=None))
     play.reset_seconds.append(seconds)
-    if problem := tuple_problem("reset", result):
-        raise EnvBroken(problem)
-    obs, info = result
-    if not isinstance(info, dict):
-        play.note("error", "api", f" of reset: expected a dict, found {described(info)}", "info")
-    return obs
+    _check_answer(env, play, "reset", result)
+    return result[0]
 
 
 def _step(env: Env, play: Play, action: object) -> tuple[object, bool, bool]:
     play.steps += 1
     result, seconds = _timed("step", partial(env.step, action))
     play.step_seconds += seconds
-    if problem := tuple_problem("step", result):
-        raise EnvBroken(problem)
-    obs, reward, terminated, truncated, info = result
-    if problem := reward_problem(reward):
-        play.note("error", "api", f": {problem}", "reward")
-    elif not np.isfinite(reward):
-        play.note("error", "finite", f" is {reward}; training would stop here", "reward")
-    for name, flag in {"terminated": terminated, "truncated": truncated}.items():
-        if not isinstance(flag, (bool, np.bool_)):
-            mark: Mark = "warning" if isinstance(flag, (int, np.integer)) else "error"
-            play.note(mark, "api", f": expected a bool, found {described(flag)}", name)
-    if not isinstance(info, dict):
-        play.note("error", "api", f" of step: expected a dict, found {described(info)}", "info")
+    _check_answer(env, play, "step", result)
+    obs, _, terminated, truncated, _ = result
     return obs, bool(np.any(terminated)), bool(np.any(truncated))
+
+
+def _check_answer(env: Env, play: Play, call: str, answer: Any) -> None:
+    if problem := tuple_problem(call, answer):
+        raise EnvBroken(problem)
+    for mark, topic, text, where in answer_problems(call, env.observation_space, answer):
+        play.note(mark, topic, text, where)
 
 
 def _timed(name: str, call: Callable[[], Any]) -> tuple[Any, float]:
@@ -164,7 +150,7 @@ def _timed(name: str, call: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def _check_observation(play: Play, env: Env, obs: object, before: Arrays) -> Arrays:
-    """Check an observation, and that the arrays of the one `before` it have not changed.
+    """Check that the arrays of the observation `before` this one have not changed.
 
     Gives the arrays of this one, each with a copy to compare it with at the next step.
     """
@@ -177,9 +163,7 @@ def _check_observation(play: Play, env: Env, obs: object, before: Arrays) -> Arr
             "Return a copy",
         )
     arrays = []
-    for name, space, value in leaves(env.observation_space, obs, "observation"):
-        for mark, topic, text in leaf_problems(space, value):
-            play.note(mark, topic, text, name)
+    for _, space, value in leaves(env.observation_space, obs, "observation"):
         if isinstance(value, np.ndarray) and value.dtype != object:
             arrays.append((value, value.copy()))
             # Bytes are images, whose range is known.

@@ -19,7 +19,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rl_training.config.train_config import TrainConfig
-from rl_training.data.memory import available_memory, format_bytes
+from rl_training.data.memory import available_memory, format_bytes, format_duration
 from rl_training.envs.spaces import SpaceAdapter, observation_kind
 from rl_training.errors import IncompatibleEnv
 from rl_training.runtime.callbacks import Callback
@@ -115,7 +115,9 @@ def _time(fit: AlgorithmFit) -> str:
     if not fit.env_seconds:
         return "unknown"
     totals = {steps: env + steps * fit.own_seconds for steps, env in fit.env_seconds.items()}
-    words = ", ".join(f"{seconds:.3g} s for {steps:,} steps" for steps, seconds in totals.items())
+    words = ", ".join(
+        f"{format_duration(seconds)} for {steps:,} steps" for steps, seconds in totals.items()
+    )
     share = sum(fit.env_seconds.values()) / sum(totals.values())
     return f"{words}, {share:.0%} of it the environment's"
 
