@@ -82,7 +82,7 @@ def test_hidden_state_is_saved_or_ends_the_claim(name: str) -> None:
     ("name", "level", "reason"),
     [
         ("NonlocalCounter", "exact", "replayed to the bit"),
-        # New workers begin with the data of the program as it was.
+        # New workers begin with the global state as it was.
         ("SharedObject", "boundary", "nasty_envs:WEATHER (env 0)"),
         ("GlobalLate", "statistical", "global random generator in its worker"),
     ],
@@ -134,7 +134,7 @@ def test_what_functions_hold_comes_back(name: str) -> None:
     fresh.reset(seed=1)
     probe.play(saved, actions[:35])
     load_env_state(fresh, save_env_state(saved))
-    assert probe.same(probe.play(saved, actions[35:]), probe.play(fresh, actions[35:]))
+    assert probe.bitwise_equal(probe.play(saved, actions[35:]), probe.play(fresh, actions[35:]))
 
 
 def test_functions_that_share_a_variable_share_it_again() -> None:
@@ -171,7 +171,7 @@ def _box2d() -> None:
         importlib.import_module("Box2D")
 
 
-def test_a_claim_falls_when_data_of_the_program_changes(
+def test_a_claim_falls_when_global_state_changes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Episodes have 12 steps: the tenth begins at step 108.
@@ -213,7 +213,7 @@ def test_a_used_walker_answers_otherwise_than_a_new_one() -> None:
     actions = probe.random_actions(used, 200, seed=0)
     probe.play_episode(used, actions[:180], seed=1)
     first, second = (probe.play_episode(env, actions[:20], seed=2) for env in (used, new))
-    assert not probe.same(first, second)
+    assert not probe.bitwise_equal(first, second)
 
 
 @pytest.mark.extra("box2d")

@@ -21,9 +21,9 @@ from rl_training.data.types import PolicyState, Transitions
 from rl_training.envs.async_vector_env import QuickAsyncVectorEnv
 from rl_training.envs.snapshots.classes import SnapshotUnavailable
 from rl_training.envs.snapshots.vector import (
+    global_state,
+    global_state_change,
     load_vector_state,
-    outside_data,
-    program_state,
     save_vector_state,
 )
 from rl_training.envs.spaces import SpaceAdapter
@@ -83,7 +83,7 @@ class Collector(Stateful):
         self.episodes_finished = 0
         self.calls = EnvCalls()
         self.transcript = Transcript()
-        self._outside: dict[str, int] | None = None
+        self._initial_global_state: dict[str, int] | None = None
         self._failed = False
         self._no_rows = np.zeros(self.num_envs, np.bool_)
         self._all_rows = np.ones(self.num_envs, np.bool_)
@@ -110,8 +110,8 @@ class Collector(Stateful):
         self._state = tuple(np.array(part) for part in state)  # a resume writes into it
         self._returns = np.zeros(self.num_envs)
         self._lengths = np.zeros(self.num_envs, np.int64)
-        if self._outside is None:
-            self._outside = self._program_state()
+        if self._initial_global_state is None:
+            self._initial_global_state = self._global_state()
 
     def step(self, act: Act) -> Transitions:
         """Act once in every environment."""
@@ -256,15 +256,14 @@ class Collector(Stateful):
 
     def save_envs(self) -> StateTree:
         """The state of the environments themselves; SnapshotUnavailable if it cannot be saved."""
-        if reason := self.outside_change():
+        if reason := self.global_state_change():
             raise SnapshotUnavailable(reason)
         return save_vector_state(self.envs)
 
-    def outside_change(self) -> str:
-        """Which data that their code keeps outside the environments changed since the first reset;
-        empty if none.
-        """
-        return outside_data(self._outside, self.envs) if self._outside else ""
+    def global_state_change(self) -> str:
+        """Which global state has changed since the first reset, as a reason; empty if none."""
+        initial = self._initial_global_state
+        return global_state_change(initial, self.envs) if initial else ""
 
     def replace_envs(self, make: Callable[[], VectorEnv[Any, Any, Any]]) -> None:
         """Go on in new environments, which are to be reset next."""
@@ -288,9 +287,9 @@ class Collector(Stateful):
         """What the transcript has kept up to here."""
         return self.transcript.answers(self._obs)
 
-    def _program_state(self) -> dict[str, int]:
+    def _global_state(self) -> dict[str, int]:
         try:
-            return program_state(self.envs)
+            return global_state(self.envs)
         except SnapshotUnavailable:  # workers of another kind, whose state is out of reach as well
             return {}
 

@@ -323,7 +323,7 @@ class TrainingRun(Stateful):
             if self.level == "boundary":
                 self.collector.replace_envs(self.make_envs)
             self.collector.reset(self.reset_seeds, self.algorithm.initial_state(num_envs))
-        if self.level == "boundary" and (reason := self.collector.outside_change()):
+        if self.level == "boundary" and (reason := self.collector.global_state_change()):
             self.lower_level(reason)
         self.begin_transcript()
 
