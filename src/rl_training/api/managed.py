@@ -38,7 +38,7 @@ from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.spec_table import register, saved_algorithm
 from rl_training.runtime.training_run import evaluation_seed
 from rl_training.runtime.trust import trusted
-from rl_training.storage.checkpoints import despite_pruning, write_checkpoint
+from rl_training.storage.checkpoints import retry_if_pruned, write_checkpoint
 from rl_training.storage.files import save_error, with_retries
 from rl_training.tools.explain import check_path, explain, write_picture
 
@@ -110,7 +110,7 @@ class ManagedAlgorithm:
         """
         given = {"env_id": env, "wrappers": wrappers, "device": device}
         changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-        return despite_pruning(
+        return retry_if_pruned(
             lambda: cls._load(Path(path), best, trust, changes, env_kwargs, network)
         )
 

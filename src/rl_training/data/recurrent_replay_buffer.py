@@ -205,7 +205,7 @@ class RecurrentReplayBuffer:
         return min(self._stored, len(self._chunks["mask"]))
 
     def _new_log(self) -> RowLog:
-        return RowLog(self._chunks, rings=1, kept=len(self._chunks["mask"]))
+        return RowLog(self._chunks, rings=1, capacity=len(self._chunks["mask"]))
 
     @property
     def _shape(self) -> dict[str, int]:

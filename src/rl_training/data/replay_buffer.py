@@ -290,7 +290,7 @@ class ReplayBuffer:
     def _new_log(self) -> RowLog:
         # The observations of the oldest rows have lost an image to the newest.
         fading = {"valid": self.spec.frames - 1}
-        return RowLog(self._arrays, rings=self.num_envs, kept=self._rows - 1, fading=fading)
+        return RowLog(self._arrays, rings=self.num_envs, capacity=self._rows - 1, fading=fading)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on as if never stopped; rows never written are left out.

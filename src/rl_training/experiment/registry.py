@@ -208,7 +208,7 @@ def load_agent(checkpoint: Checkpoint, config: TrainConfig) -> Agent:
     from rl_training.runtime.agent import build_agent, resolve_device, saved_adapter
     from rl_training.runtime.execution import threads
     from rl_training.runtime.saved_info import saved_info
-    from rl_training.storage.checkpoints import fitting
+    from rl_training.storage.checkpoints import loading_part
 
     spec, info = get_spec(config.algo), saved_info(checkpoint)
     hyper = check_hyper_parameters(spec.hyper, config.algo_kwargs)
@@ -219,7 +219,7 @@ def load_agent(checkpoint: Checkpoint, config: TrainConfig) -> Agent:
         logger.warning("%s; the agent acts on the CPU", error)
         config = config.with_changes(device="cpu")
     with threads(config, info.threads):
-        with fitting(checkpoint, "agent"):
+        with loading_part(checkpoint, "agent"):
             agent = build_agent(spec, config, hyper, adapter, checkpoint)
         agent.restore(checkpoint)
         # As in its run: what is compiled, or has several threads, rounds in other places.

@@ -19,6 +19,7 @@ from torch import Tensor
 from rl_training.data.types import EnvSpec
 from rl_training.runtime.callbacks import Callback
 from rl_training.storage.files import make_directory, save_error, write_atomic, write_json
+from rl_training.storage.runs import DIVERGENCE_DIR_NAME
 from rl_training.storage.tensor_file import STORABLE, file_chunks
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rl_training")
 
-DIVERGENCE_DIR_NAME = "divergence"
 EXPLODED = 10.0  # times what the rewards allow
 DETERMINISTIC = 0.01  # share of the highest entropy, or standard deviation, of a collapsed policy
 AT_LIMIT = 0.99

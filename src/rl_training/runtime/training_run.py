@@ -35,11 +35,12 @@ from rl_training.runtime.seeding import (
     restore_global_generators,
 )
 from rl_training.runtime.transcript import Start
-from rl_training.storage.checkpoint_writer import CheckpointWriter, Written
+from rl_training.storage.checkpoint_writer import CheckpointContent, CheckpointWriter, Written
 from rl_training.storage.checkpoints import prune, write_checkpoint
 from rl_training.storage.checks import saved_number
 from rl_training.storage.files import read_json_object, write_json
 from rl_training.storage.metrics_log import MetricsLog
+from rl_training.storage.runs import CHECKPOINTS_DIR_NAME
 from rl_training.storage.state import Stateful
 
 logger = logging.getLogger("rl_training")
@@ -95,7 +96,7 @@ class TrainingRun(Stateful):
     writer: CheckpointWriter = field(init=False)
 
     def __post_init__(self) -> None:
-        folder = self.directory / "checkpoints"
+        folder = self.directory / CHECKPOINTS_DIR_NAME
         self.writer = CheckpointWriter(folder, keep=self.config.keep_checkpoints)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -184,7 +185,7 @@ class TrainingRun(Stateful):
         At level `boundary` that is exact only where episodes were cut for it.
         """
         self.finish_saving()
-        return self._saved(self.writer.write(**self._checkpoint(episodes_cut=episodes_cut)))
+        return self._saved(self.writer.write(self._checkpoint(episodes_cut=episodes_cut)))
 
     def save_after_failure(self) -> Path | None:
         """Save what was learned when an environment failed, without the environments' state.
@@ -197,17 +198,19 @@ class TrainingRun(Stateful):
         if self.diverged:
             return None
         try:
-            return self._saved(self.writer.write(**self._checkpoint(with_envs=False)))
+            return self._saved(self.writer.write(self._checkpoint(with_envs=False)))
         except NonFiniteError:
             return None
 
-    def _checkpoint(self, *, with_envs: bool = True, episodes_cut: bool = False) -> dict[str, Any]:
+    def _checkpoint(
+        self, *, with_envs: bool = True, episodes_cut: bool = False
+    ) -> CheckpointContent:
         """What the writer needs of this moment."""
         parts = checkpoint_parts(self, with_envs=with_envs)  # may lower the level
         exact = self.level == "exact" or (self.level == "boundary" and episodes_cut)
         self.check_finite()
         info = checkpoint_info(self, exact=exact and with_envs and self.exact_so_far)
-        return {"env_steps": self.env_steps, "parts": parts, "info": info}
+        return CheckpointContent(self.env_steps, parts, info)
 
     def _saved(self, written: Written) -> Path:
         self.checkpoint_path, self.saved_at = written
@@ -256,7 +259,7 @@ class TrainingRun(Stateful):
     def begin_saving(self, *, episodes_cut: bool = False) -> None:
         """Save as `save` does, but written in the background while the run goes on."""
         self.finish_saving()
-        self.writer.begin(**self._checkpoint(episodes_cut=episodes_cut))
+        self.writer.begin(self._checkpoint(episodes_cut=episodes_cut))
 
     @property
     def saving(self) -> bool:
@@ -352,13 +355,13 @@ class TrainingRun(Stateful):
     def _save_best(self, evaluation: Evaluation) -> None:
         self.check_finite()
         write_checkpoint(
-            self.directory / "checkpoints",
+            self.directory / CHECKPOINTS_DIR_NAME,
             kind="best",
             env_steps=self.env_steps,
             parts=self.agent.parts(),
             info=checkpoint_info(self, exact=False) | {"eval_return_mean": evaluation.mean},
         )
-        prune(self.directory / "checkpoints", keep=self.config.keep_checkpoints)
+        prune(self.directory / CHECKPOINTS_DIR_NAME, keep=self.config.keep_checkpoints)
 
     def _refuse(self, what: str) -> NoReturn:
         self.diverged = True

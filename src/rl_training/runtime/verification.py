@@ -20,7 +20,7 @@ from rl_training.errors import CheckpointError, EnvError, NonFiniteError
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.seeding import restore_global_generators, seed_global_generators
 from rl_training.runtime.transcript import Answers, Start, parse_transcript
-from rl_training.storage.checkpoints import Checkpoint, fitting
+from rl_training.storage.checkpoints import Checkpoint, loading_part
 from rl_training.storage.checks import check_bounds, saved_array
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def verify_resume(run: TrainingRun, checkpoint: Checkpoint) -> Verdict:
     if not checkpoint.has("transcript"):
         return Verdict("none", "the checkpoint holds no transcript")
     tree = checkpoint.read("transcript")
-    with fitting(checkpoint, "transcript"):
+    with loading_part(checkpoint, "transcript"):
         start, recorded = parse_transcript(tree, run.collector.num_envs)
         _check_fits(run, start, recorded)
     with probe.undisturbed(), ExitStack() as opened:

@@ -24,7 +24,7 @@ from rl_training.experiment.registry import get_spec, resolve_config, train_conf
 from rl_training.runtime.resume import refuse_unserialized
 from rl_training.runtime.transcript import parse_transcript
 from rl_training.storage.checkpoints import find_checkpoint
-from rl_training.storage.runs import METADATA_NAME
+from rl_training.storage.runs import CHECKPOINTS_DIR_NAME, METADATA_NAME
 from rl_training.storage.tree import tree_hash
 
 DEFAULT_STEPS = 2_000
@@ -87,7 +87,7 @@ def compare_resumed(config: TrainConfig, steps: int = DEFAULT_STEPS) -> Comparis
         straight = Path(folder) / "straight"
         _in_new_process(short, straight, None)
         metadata = json.loads((straight / _RUN / METADATA_NAME).read_text())
-        marks = sorted((straight / _RUN / "checkpoints").glob("step_*"))
+        marks = sorted((straight / _RUN / CHECKPOINTS_DIR_NAME).glob("step_*"))
         cuts = [
             _continued(short, straight, Path(folder) / mark.name, mark.name) for mark in marks[:-1]
         ]
@@ -121,7 +121,7 @@ def _short(config: TrainConfig, steps: int) -> TrainConfig:
 
 def _continued(short: TrainConfig, straight: Path, folder: Path, name: str) -> Cut:
     """Go on from the checkpoint of that name, without those after it, in a new process."""
-    checkpoints = shutil.copytree(straight, folder) / _RUN / "checkpoints"
+    checkpoints = shutil.copytree(straight, folder) / _RUN / CHECKPOINTS_DIR_NAME
     for later in checkpoints.glob("step_*"):
         if later.name > name:
             shutil.rmtree(later)
@@ -136,10 +136,12 @@ def _continued(short: TrainConfig, straight: Path, folder: Path, name: str) -> C
 
 
 def _first_difference(straight: Path, resumed: Path, num_envs: int, since: str) -> str:
-    for path in sorted((straight / "checkpoints").glob("step_*")):
+    for path in sorted((straight / CHECKPOINTS_DIR_NAME).glob("step_*")):
         if path.name <= since:
             continue
-        pair = [find_checkpoint(run / "checkpoints" / path.name) for run in (straight, resumed)]
+        pair = [
+            find_checkpoint(run / CHECKPOINTS_DIR_NAME / path.name) for run in (straight, resumed)
+        ]
         if not all(checkpoint.has("transcript") for checkpoint in pair):
             continue
         (start, mine), (_, theirs) = (
