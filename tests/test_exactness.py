@@ -26,7 +26,7 @@ from rl_training.experiment.registry import train_config
 from rl_training.runtime import transcript as transcripts
 from rl_training.runtime.result import TrainingInterrupted
 from rl_training.runtime.training_run import TrainingRun
-from rl_training.runtime.transcript import Answers, Start, Transcript, parse_transcript
+from rl_training.runtime.transcript import Start, Trajectory, Transcript, parse_transcript
 from rl_training.storage.checkpoints import find_checkpoint
 from training import StopAt, final_state, tiny_config
 
@@ -294,35 +294,35 @@ def kept(rewards: Any, num_envs: int = 2, obs_shape: tuple[int, ...] = (3,)) -> 
     return made
 
 
-def answers(made: Transcript, last: float, num_envs: int = 2) -> Answers:
-    found = made.answers(np.full((num_envs, 3), last, np.float32))
+def trajectory(made: Transcript, last: float, num_envs: int = 2) -> Trajectory:
+    found = made.trajectory(np.full((num_envs, 3), last, np.float32))
     assert found is not None
     return found
 
 
 def test_the_first_difference_is_named_with_step_environment_and_values() -> None:
-    same = answers(kept([1, 2, np.nan]), 3)
-    assert same.first_difference(answers(kept([1, 2, np.nan]), 3)) == ""
-    other = answers(kept([1, [2, 5], np.nan]), 3)
+    same = trajectory(kept([1, 2, np.nan]), 3)
+    assert same.first_difference(trajectory(kept([1, 2, np.nan]), 3)) == ""
+    other = trajectory(kept([1, [2, 5], np.nan]), 3)
     expected = "the reward of environment 1 at vector step 2 differs (2.0, replayed 5.0)"
     assert same.first_difference(other) == expected
-    later = answers(kept([1, 2, np.nan]), 4)
+    later = trajectory(kept([1, 2, np.nan]), 4)
     assert same.first_difference(later) == (
         "the observation of environment 0 at vector step 4 differs"
     )
 
 
 def test_a_shorter_replay_is_compared_as_far_as_it_goes() -> None:
-    whole = answers(kept([1, 2, 3, 4]), 4)
-    assert whole.first_difference(answers(kept([1, 2]), 2)) == ""
-    assert "step 2" in whole.first_difference(answers(kept([1, 9]), 2))
+    whole = trajectory(kept([1, 2, 3, 4]), 4)
+    assert whole.first_difference(trajectory(kept([1, 2]), 2)) == ""
+    assert "step 2" in whole.first_difference(trajectory(kept([1, 9]), 2))
 
 
-def test_only_the_first_part_of_a_long_stretch_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_part_of_a_long_interval_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transcripts, "MAX_TRANSITIONS", 10)
     made = kept(range(50))
     assert not made.open
-    found = answers(made, 50)
+    found = trajectory(made, 50)
     assert found.rewards[:, 0].tolist() == [0, 1, 2, 3, 4]
     assert len(found.observations) == 5  # what followed the fifth step was not kept
 

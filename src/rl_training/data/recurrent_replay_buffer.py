@@ -245,7 +245,7 @@ class RecurrentReplayBuffer:
         self._stored = stored
         for name in _STORES:
             self._pending[name][:] = saved_array(pending, name, self._pending[name])
-        if (last := self.spec.last_choice) is not None:
+        if (last := self.spec.max_discrete_action) is not None:
             for rows in (self._chunks, self._pending):
                 check_bounds("action", rows["action"], low=0, high=last)
         high = self.rows - 1  # a chunk that is full is stored at once

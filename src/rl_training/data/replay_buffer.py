@@ -329,7 +329,7 @@ class ReplayBuffer:
         newest = saved_value(state, "newest")
         for name, array in self._arrays.items():
             array[self._head] = saved_array(newest, name, array[self._head])
-        if (last := self.spec.last_choice) is not None:
+        if (last := self.spec.max_discrete_action) is not None:
             check_bounds("action", self._action, low=0, high=last)
         if not (self._empty or self._valid.any()):  # nothing could ever be drawn from it
             raise CheckpointError("valid: expected a transition among the rows, found none")

@@ -30,7 +30,7 @@ from rl_training.envs.spaces import SpaceAdapter
 from rl_training.envs.vector_envs import EnvFailure
 from rl_training.errors import CheckpointError, EnvError, NonFiniteError, safe_text
 from rl_training.runtime.process import EnvCalls
-from rl_training.runtime.transcript import Answers, Transcript
+from rl_training.runtime.transcript import Trajectory, Transcript
 from rl_training.storage.checks import saved_count, saved_number
 from rl_training.storage.state import Stateful
 from rl_training.storage.tree import StateTree
@@ -270,12 +270,12 @@ class Collector(Stateful):
         self.close()
         self.envs = make()
 
-    def stand_at(self, obs: np.ndarray, resetting: np.ndarray) -> None:
+    def set_position(self, obs: np.ndarray, resetting: np.ndarray) -> None:
         """Continue from where restored environments stand."""
         self._obs, self._resetting = obs, resetting
 
     def position(self) -> tuple[np.ndarray, np.ndarray]:
-        """Copies of what `stand_at` takes."""
+        """Copies of what `set_position` takes."""
         return self._obs.copy(), self._resetting.copy()
 
     def finished_transcript(self) -> dict[str, Any] | None:
@@ -283,9 +283,9 @@ class Collector(Stateful):
         self.transcript.finish(self._obs)
         return self.transcript.finished
 
-    def answers(self) -> Answers | None:
+    def trajectory(self) -> Trajectory | None:
         """What the transcript has kept up to here."""
-        return self.transcript.answers(self._obs)
+        return self.transcript.trajectory(self._obs)
 
     def _global_state(self) -> dict[str, int]:
         try:

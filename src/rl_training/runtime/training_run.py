@@ -18,6 +18,7 @@ from rl_training.config.train_config import TrainConfig
 from rl_training.data.metrics import RecentMetrics
 from rl_training.data.types import Clock, PolicyState
 from rl_training.envs.snapshots.classes import SnapshotUnavailable
+from rl_training.envs.snapshots.vector import Level
 from rl_training.errors import DivergenceError, NonFiniteError, SaveError
 from rl_training.runtime.agent import Agent
 from rl_training.runtime.callbacks import Callback
@@ -73,7 +74,7 @@ class TrainingRun(Stateful):
     evaluator: Evaluator | None
     metrics_log: MetricsLog
     callbacks: Sequence[Callback]
-    level: str
+    level: Level
     level_reason: str
     interrupts: Interrupts
     make_envs: Callable[[], VectorEnv[Any, Any, Any]]

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import gymnasium as gym
 import numpy as np
@@ -202,6 +202,9 @@ def global_state_change(before: dict[str, int], venv: VectorEnv[Any, Any, Any]) 
     return f"data outside the environment has changed: {', '.join(changed[:3])}{more}"
 
 
+Level: TypeAlias = Literal["exact", "boundary", "statistical"]
+
+
 class ResumeLevel(NamedTuple):
     """How exactly a run in some environment can be resumed, and why not more exactly.
 
@@ -209,7 +212,7 @@ class ResumeLevel(NamedTuple):
     so a run that cuts its episodes at checkpoints can be repeated. `statistical`: neither.
     """
 
-    level: Literal["exact", "boundary", "statistical"]
+    level: Level
     reason: str
 
 
