@@ -13,7 +13,7 @@ import gymnasium as gym
 from gymnasium.vector import VectorEnv
 from typing_extensions import Self
 
-from rl_training.config.base import untrusted_text
+from rl_training.config.base import untrusted_name
 from rl_training.config.train_config import TrainConfig, check_hyper_parameters
 from rl_training.data.types import PolicyState
 from rl_training.envs.pixels import stacked_frames
@@ -374,5 +374,5 @@ def _without_passed(config: TrainConfig, callbacks: Sequence[Callback]) -> Train
     }
     names = [entry if isinstance(entry, str) else next(iter(entry)) for entry in config.callbacks]
     entries = zip(config.callbacks, names, strict=True)
-    kept = [entry for entry, name in entries if untrusted_text(name) not in passed]
+    kept = [entry for entry, name in entries if untrusted_name(name) not in passed]
     return config.with_changes(callbacks=kept) if len(kept) < len(names) else config

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rl_training.config.base import is_placeholder, plain, untrusted_text
+from rl_training.config.base import is_placeholder, plain, untrusted_name
 from rl_training.config.hyper_parameters import HyperParameters
 from rl_training.config.train_config import TrainConfig
 from rl_training.envs.snapshots.classes import SnapshotUnavailable
@@ -21,7 +21,7 @@ from rl_training.runtime.saved_info import saved_info
 from rl_training.runtime.seeding import global_generator_state, restore_global_generators
 from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.spec_table import saved_algorithm
-from rl_training.runtime.trust import markers, passed_by, refuse_untrusted
+from rl_training.runtime.trust import passed_by, placeholders, refuse_untrusted
 from rl_training.storage.checkpoints import Checkpoint, find_checkpoint, loading_part
 from rl_training.storage.manifest import MANIFEST_NAME, damaged
 from rl_training.storage.runs import CHECKPOINTS_DIR_NAME, CONFIG_NAME
@@ -215,13 +215,13 @@ def run_directory_of(checkpoint: Checkpoint) -> Path | None:
 
 
 def refuse_unserialized(config: TrainConfig, *keys: str) -> None:
-    """Refuse a configuration in which one of these keys (all, if none is named) holds a marker."""
+    """Refuse a configuration with a placeholder at one of these keys (any, if none is named)."""
     values = {key: getattr(config, key) for key in keys or type(config).model_fields}
     missing = [
         f"{key}: this run was given an object here ({text}), which no file can hold; in Python, "
         f"pass it again: load(path, {passed_by(key)}=...)"
-        for key, text in markers(values)
-        if untrusted_text(text) is None
+        for key, text in placeholders(values)
+        if untrusted_name(text) is None
     ]
     if missing:
         raise ConfigError("\n".join(missing))
