@@ -242,7 +242,7 @@ class TrainingRun(Stateful):
         try:
             result = self.algorithm.update(batch, clock)
         except DivergenceError as error:
-            self._refuse(str(error))
+            self._raise_divergence(str(error))
         self.progress.updates += result.gradient_steps
         if not self.recent_metrics.add(result.metrics):
             self.check_finite()
@@ -282,10 +282,10 @@ class TrainingRun(Stateful):
         values = self.recent_metrics.means()
         for name, value in values.items():
             if not np.isfinite(value):
-                self._refuse(f"training metric {name!r}")
+                self._raise_divergence(f"training metric {name!r}")
         for part, network in self.algorithm.networks().items():
             if (weight := non_finite(dict(network.named_parameters()))) is not None:
-                self._refuse(f"weight {part}.{weight}")
+                self._raise_divergence(f"weight {part}.{weight}")
         return {f"train/{name}": value for name, value in values.items()}
 
     def write_row(self, values: Mapping[str, Any]) -> None:
@@ -364,7 +364,7 @@ class TrainingRun(Stateful):
         )
         prune(self.directory / CHECKPOINTS_DIR_NAME, keep=self.config.keep_checkpoints)
 
-    def _refuse(self, what: str) -> NoReturn:
+    def _raise_divergence(self, what: str) -> NoReturn:
         self.diverged = True
         if (name := non_finite(batch_tensors(self.batch))) is not None:
             what = f"{name} of the batch"  # it came first
