@@ -21,7 +21,7 @@ import torch
 from benchmarks.replay_memory import resident_bytes
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.types import EnvSpec, Transitions
-from rl_training.storage.checkpoint_writer import CheckpointWriter
+from rl_training.storage.checkpoint_writer import CheckpointContent, CheckpointWriter
 from rl_training.storage.checkpoints import find_checkpoint
 
 NETWORKS = 1_000_000
@@ -105,7 +105,7 @@ def save(writer: CheckpointWriter, parts: dict[str, Any], number: int) -> dict[s
     before = written_bytes()
     cpu, wall = time.thread_time(), time.perf_counter()
     state = {"agent": parts["agent"], "replay": parts["replay"]()}
-    writer.begin(env_steps=number, parts=state, info={})
+    writer.begin(CheckpointContent(number, state, {}))
     blocked = {"cpu_s": time.thread_time() - cpu, "wall_s": time.perf_counter() - wall}
     writer.wait()
     return {

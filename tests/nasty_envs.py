@@ -354,7 +354,7 @@ class Steps(Nasty):
 
 
 # The level each of them deserves in one process: state that is saved is exact, state that a new
-# environment and a seed bring back is boundary, and state that belongs to the program is neither.
+# environment and a seed bring back is boundary, and global state is neither.
 LEVELS = {
     "NonlocalCounter": "exact",
     "PartialGenerator": "exact",

@@ -23,9 +23,9 @@ from rl_training.errors import CheckpointError, SaveError
 from rl_training.storage import files
 from rl_training.storage.checkpoints import (
     Checkpoint,
-    despite_pruning,
     find_checkpoint,
     prune,
+    retry_if_pruned,
     write_checkpoint,
 )
 from rl_training.storage.tree import tree_hash
@@ -200,7 +200,7 @@ def test_a_checkpoint_is_found_while_others_are_written_and_pruned(tmp_path: Pat
     writer = threading.Thread(target=keep_writing)
     writer.start()
     try:
-        seen = [despite_pruning(lambda: _read_newest(tmp_path)) for _ in range(150)]
+        seen = [retry_if_pruned(lambda: _read_newest(tmp_path)) for _ in range(150)]
     finally:
         stop.set()
         writer.join()
@@ -220,7 +220,7 @@ def test_a_checkpoint_that_is_gone_for_good_is_an_error(tmp_path: Path) -> None:
     prune_target = tmp_path / "step_000000000001"
     files.remove(prune_target)
     with pytest.raises(CheckpointError, match="cannot be read"):
-        despite_pruning(lambda: found.read("agent"))
+        retry_if_pruned(lambda: found.read("agent"))
     with pytest.raises(CheckpointError, match="cannot be read"):
         find_checkpoint(prune_target)
 

@@ -194,7 +194,7 @@ def run_at(values: dict[str, float], **changes: Any) -> Any:
         "hyper": SACConfig(gamma=0.9),
         "config": TrainConfig(algo="sac", env_id="E"),
         "collector": SimpleNamespace(episodes=[]),
-        "agent": SimpleNamespace(adapter=SimpleNamespace(spec=discrete)),
+        "agent": SimpleNamespace(adapter=SimpleNamespace(spec=discrete), spec=DQN_SPEC),
         "algorithm": SimpleNamespace(trouble=lambda *_: ""),
         "env_steps": 10,
         "progress": SimpleNamespace(horizon=100),

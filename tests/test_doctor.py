@@ -22,7 +22,7 @@ from rl_training.data.memory import format_duration
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.types import EnvSpec
 from rl_training.envs.contract import leaf_problems
-from rl_training.envs.snapshots.probe import global_generators, same
+from rl_training.envs.snapshots.probe import bitwise_equal, global_generators
 from rl_training.errors import ConfigError, EnvError
 from rl_training.runtime.spec_table import packaged_specs
 from rl_training.tools.doctor import machine, suitability
@@ -190,7 +190,7 @@ def test_global_generators_are_left_alone_and_every_environment_is_closed() -> N
     before = global_generators()
     checked(GoodEnv)
     checked(toy_envs.GlobalRandomEnv)
-    assert same(before, global_generators())
+    assert bitwise_equal(before, global_generators())
     assert GoodEnv.made == GoodEnv.closed >= 5  # the play, two to compare, two for the resume level
 
 

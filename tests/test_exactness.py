@@ -26,7 +26,7 @@ from rl_training.experiment.registry import train_config
 from rl_training.runtime import transcript as transcripts
 from rl_training.runtime.result import TrainingInterrupted
 from rl_training.runtime.training_run import TrainingRun
-from rl_training.runtime.transcript import Answers, Start, Transcript, parse_transcript
+from rl_training.runtime.transcript import Start, Trajectory, Transcript, parse_transcript
 from rl_training.storage.checkpoints import find_checkpoint
 from training import StopAt, final_state, tiny_config
 
@@ -82,7 +82,7 @@ def test_hidden_state_is_saved_or_ends_the_claim(name: str) -> None:
     ("name", "level", "reason"),
     [
         ("NonlocalCounter", "exact", "replayed to the bit"),
-        # New workers begin with the data of the program as it was.
+        # New workers begin with the global state as it was.
         ("SharedObject", "boundary", "nasty_envs:WEATHER (env 0)"),
         ("GlobalLate", "statistical", "global random generator in its worker"),
     ],
@@ -134,7 +134,7 @@ def test_what_functions_hold_comes_back(name: str) -> None:
     fresh.reset(seed=1)
     probe.play(saved, actions[:35])
     load_env_state(fresh, save_env_state(saved))
-    assert probe.same(probe.play(saved, actions[35:]), probe.play(fresh, actions[35:]))
+    assert probe.bitwise_equal(probe.play(saved, actions[35:]), probe.play(fresh, actions[35:]))
 
 
 def test_functions_that_share_a_variable_share_it_again() -> None:
@@ -171,7 +171,7 @@ def _box2d() -> None:
         importlib.import_module("Box2D")
 
 
-def test_a_claim_falls_when_data_of_the_program_changes(
+def test_a_claim_falls_when_global_state_changes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Episodes have 12 steps: the tenth begins at step 108.
@@ -213,7 +213,7 @@ def test_a_used_walker_answers_otherwise_than_a_new_one() -> None:
     actions = probe.random_actions(used, 200, seed=0)
     probe.play_episode(used, actions[:180], seed=1)
     first, second = (probe.play_episode(env, actions[:20], seed=2) for env in (used, new))
-    assert not probe.same(first, second)
+    assert not probe.bitwise_equal(first, second)
 
 
 @pytest.mark.extra("box2d")
@@ -294,35 +294,35 @@ def kept(rewards: Any, num_envs: int = 2, obs_shape: tuple[int, ...] = (3,)) -> 
     return made
 
 
-def answers(made: Transcript, last: float, num_envs: int = 2) -> Answers:
-    found = made.answers(np.full((num_envs, 3), last, np.float32))
+def trajectory(made: Transcript, last: float, num_envs: int = 2) -> Trajectory:
+    found = made.trajectory(np.full((num_envs, 3), last, np.float32))
     assert found is not None
     return found
 
 
 def test_the_first_difference_is_named_with_step_environment_and_values() -> None:
-    same = answers(kept([1, 2, np.nan]), 3)
-    assert same.first_difference(answers(kept([1, 2, np.nan]), 3)) == ""
-    other = answers(kept([1, [2, 5], np.nan]), 3)
+    same = trajectory(kept([1, 2, np.nan]), 3)
+    assert same.first_difference(trajectory(kept([1, 2, np.nan]), 3)) == ""
+    other = trajectory(kept([1, [2, 5], np.nan]), 3)
     expected = "the reward of environment 1 at vector step 2 differs (2.0, replayed 5.0)"
     assert same.first_difference(other) == expected
-    later = answers(kept([1, 2, np.nan]), 4)
+    later = trajectory(kept([1, 2, np.nan]), 4)
     assert same.first_difference(later) == (
         "the observation of environment 0 at vector step 4 differs"
     )
 
 
 def test_a_shorter_replay_is_compared_as_far_as_it_goes() -> None:
-    whole = answers(kept([1, 2, 3, 4]), 4)
-    assert whole.first_difference(answers(kept([1, 2]), 2)) == ""
-    assert "step 2" in whole.first_difference(answers(kept([1, 9]), 2))
+    whole = trajectory(kept([1, 2, 3, 4]), 4)
+    assert whole.first_difference(trajectory(kept([1, 2]), 2)) == ""
+    assert "step 2" in whole.first_difference(trajectory(kept([1, 9]), 2))
 
 
-def test_only_the_first_part_of_a_long_stretch_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_part_of_a_long_interval_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transcripts, "MAX_TRANSITIONS", 10)
     made = kept(range(50))
     assert not made.open
-    found = answers(made, 50)
+    found = trajectory(made, 50)
     assert found.rewards[:, 0].tolist() == [0, 1, 2, 3, 4]
     assert len(found.observations) == 5  # what followed the fifth step was not kept
 

@@ -36,7 +36,7 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.dqn_trainer import train_dqn
 from rl_training.runtime.training_run import TrainingRun
 from rl_training.storage import checkpoint_writer, files, rows
-from rl_training.storage.checkpoint_writer import CheckpointWriter
+from rl_training.storage.checkpoint_writer import CheckpointContent, CheckpointWriter
 from rl_training.storage.checkpoints import Checkpoint, find_checkpoint
 from rl_training.storage.rows import RowLog, Rows, plan_segments
 from rl_training.storage.tree import tree_hash
@@ -79,7 +79,7 @@ def parts_of(buffer: Any) -> dict[str, Any]:
 
 
 def save(writer: CheckpointWriter, buffer: Any, env_steps: int) -> Path:
-    return writer.write(env_steps=env_steps, parts=parts_of(buffer), info={}).path
+    return writer.write(CheckpointContent(env_steps, parts_of(buffer), {})).path
 
 
 def new_bytes(path: Path, earlier: Path | None = None) -> int:
@@ -116,7 +116,7 @@ def test_a_later_checkpoint_writes_what_is_new_and_links_the_rest(tmp_path: Path
 
 def test_rows_beyond_a_segment_are_divided_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "SEGMENT_BYTES", 4 * 8)
-    log = RowLog({"x": np.arange(20.0)}, rings=2, kept=10)
+    log = RowLog({"x": np.arange(20.0)}, rings=2, capacity=10)
     plan = plan_segments(Rows(log, np.array([9, 5])), [])
     assert [piece.end.tolist() for piece in plan] == [[2, 1], [4, 2], [6, 3], [9, 5]]
     assert log.copy(plan[1].begin, plan[1].end).arrays["x"].tolist() == [2.0, 3.0, 11.0]
@@ -126,7 +126,7 @@ def test_the_number_of_segments_is_bounded_and_joining_writes_little(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
-    monkeypatch.setattr(rows, "MOST_SMALL_SEGMENTS", 16)
+    monkeypatch.setattr(rows, "MAX_SMALL_SEGMENTS", 16)
     writer = CheckpointWriter(tmp_path, keep=2)
     buffer = fill(ReplayBuffer(SPEC, capacity=2000), 2000)
     before, excess = save(writer, buffer, 0), []
@@ -271,18 +271,18 @@ def test_every_kept_checkpoint_is_the_buffer_at_its_save(
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setattr(os, "fsync", lambda _: None)
         patch.setattr(rows, "SEGMENT_BYTES", 200)
-        patch.setattr(rows, "MOST_SMALL_SEGMENTS", 2)
+        patch.setattr(rows, "MAX_SMALL_SEGMENTS", 2)
         directory = Path(folder)
         buffer, play = BUFFERS[kind](capacity, num_envs, seed)
         expected: dict[int, str] = {}
         with CheckpointWriter(directory, keep=keep) as writer:
             for number, (steps, in_background) in enumerate(moves):
                 expected[number] = tree_hash(buffer.state_dict())
-                content = {"env_steps": number, "parts": parts_of(buffer), "info": {}}
+                content = CheckpointContent(number, parts_of(buffer), {})
                 if in_background:
-                    writer.begin(**content)
+                    writer.begin(content)
                 else:
-                    writer.write(**content)
+                    writer.write(content)
                 for _ in range(steps):  # while it is being written
                     buffer.add(play.step())
                 writer.wait()
@@ -393,7 +393,7 @@ def _save_forever(folder: Path) -> None:
         for t, step in enumerate(vectors(10**6)):
             if writer.finished or not writer.busy:
                 writer.wait()
-                writer.begin(env_steps=t, parts=parts_of(buffer), info={})
+                writer.begin(CheckpointContent(t, parts_of(buffer), {}))
             buffer.add(step)
     finally:
         os._exit(1)
@@ -476,7 +476,7 @@ def test_rows_that_are_not_those_of_the_buffer_are_refused(tmp_path: Path) -> No
 
 
 def test_rows_being_written_are_not_overwritten_until_they_are_copied() -> None:
-    log = RowLog({"x": np.arange(10)}, rings=1, kept=10)
+    log = RowLog({"x": np.arange(10)}, rings=1, capacity=10)
     log.hold(np.array([4]))
     log.wait_until_free(np.array([4]))  # older rows are free
     passed: list[str] = []
@@ -512,7 +512,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     parts = parts_of(buffer)
     expected = tree_hash(parts)
     with CheckpointWriter(tmp_path, keep=1) as writer:
-        writer.begin(env_steps=1, parts=parts, info={})
+        writer.begin(CheckpointContent(1, parts, {}))
         assert writing.wait(10)
         parts["agent"]["weight"] += 1
         fill(buffer, 50, start=100)
@@ -530,7 +530,7 @@ def test_a_state_too_large_to_copy_is_written_before_training_goes_on(
 ) -> None:
     monkeypatch.setattr(checkpoint_writer, "COPIED_BYTES", 11)
     with CheckpointWriter(tmp_path, keep=1) as writer:
-        writer.begin(env_steps=1, parts={"agent": {"weight": torch.ones(3)}}, info={})
+        writer.begin(CheckpointContent(1, {"agent": {"weight": torch.ones(3)}}, {}))
         assert writer.finished
         assert names(tmp_path) == ["step_000000000001"]
 
@@ -548,7 +548,7 @@ def test_an_interrupted_process_drops_the_checkpoint_it_was_writing(
 
     def interrupt(writer: CheckpointWriter) -> None:
         with writer:
-            writer.begin(env_steps=1, parts=parts_of(ReplayBuffer(SPEC, capacity=9)), info={})
+            writer.begin(CheckpointContent(1, parts_of(ReplayBuffer(SPEC, capacity=9)), {}))
             assert writing.wait(10)
             threading.Timer(0.05, may_write.set).start()
             raise KeyboardInterrupt

@@ -14,7 +14,7 @@ from rl_training.algorithms.sac import sac_loss
 from rl_training.algorithms.soft_actor_critic import soft_target, squashed_sample
 from rl_training.config.actor_critic import SACConfig
 from rl_training.data.types import Clock
-from rl_training.errors import ConfigError
+from rl_training.errors import CheckpointError, ConfigError
 from rl_training.fast.accelerate import accelerate
 from rl_training.models.mlp_actor_q_ensemble import MLPActorQEnsemble
 from rounding import double_precision, precise_spec
@@ -209,6 +209,12 @@ def test_a_saved_agent_goes_on_as_if_never_stopped(algo: str) -> None:
         resumed.update(random_batch(8, number), LEARNING)
     assert torch.equal(parameters(straight), parameters(resumed))
     assert torch.equal(straight.target._values, resumed.target._values)
+
+
+def test_a_saved_count_of_updates_below_zero_is_refused() -> None:
+    agent = make("sac", 0)
+    with pytest.raises(CheckpointError, match="updates: expected a natural number"):
+        agent.load_state_dict(agent.state_dict() | {"updates": -1})
 
 
 @each_algo

@@ -72,7 +72,9 @@ def replays_exactly(
         state = through_a_file(save_vector_state(first))
         tamper(state)
         load_vector_state(second, state)
-        return probe.same(probe.play(first, actions[steps:]), probe.play(second, actions[steps:]))
+        return probe.bitwise_equal(
+            probe.play(first, actions[steps:]), probe.play(second, actions[steps:])
+        )
     finally:
         first.close()
         second.close()
@@ -165,7 +167,7 @@ class TestLevel:
     def test_the_global_generators_are_left_alone(self) -> None:
         before = probe.global_generators()
         resume_level(maker("toy_envs:GlobalRandomEnv"), seed=1)
-        assert probe.same(before, probe.global_generators())
+        assert probe.bitwise_equal(before, probe.global_generators())
 
     def test_all_envs_are_closed(self) -> None:
         built = []
@@ -633,13 +635,13 @@ def test_a_record_keeps_arrays_that_the_env_reuses() -> None:
 
 def test_a_record_is_compared_to_the_bit() -> None:
     nan = np.array([np.nan, 1.0])
-    assert probe.same([nan, {"a": (1, nan)}], [nan.copy(), {"a": (1, nan.copy())}])
-    assert not probe.same(np.zeros(2, np.float32), np.zeros(2, np.float64))
-    assert not probe.same(np.array([0.0]), np.array([-0.0]))
-    assert not probe.same([nan], [nan, nan])
+    assert probe.bitwise_equal([nan, {"a": (1, nan)}], [nan.copy(), {"a": (1, nan.copy())}])
+    assert not probe.bitwise_equal(np.zeros(2, np.float32), np.zeros(2, np.float64))
+    assert not probe.bitwise_equal(np.array([0.0]), np.array([-0.0]))
+    assert not probe.bitwise_equal([nan], [nan, nan])
     finals = np.array([None, nan], dtype=object)
-    assert probe.same(finals, finals.copy())
-    assert not probe.same(finals, np.array([None, nan + 1], dtype=object))
+    assert probe.bitwise_equal(finals, finals.copy())
+    assert not probe.bitwise_equal(finals, np.array([None, nan + 1], dtype=object))
 
 
 def test_a_record_of_a_single_env_holds_the_resets_between_its_episodes() -> None:

@@ -22,7 +22,7 @@ from rl_training.envs.factory import make_env
 from rl_training.errors import CheckpointError, ConfigError, MissingExtra, RunError, TrustError
 from rl_training.experiment.registry import open_checkpoint
 from rl_training.runtime.callbacks import Callback, configured_callbacks
-from rl_training.runtime.trust import guarded, markers
+from rl_training.runtime.trust import placeholders, without_untrusted
 from rl_training.storage.runs import list_runs
 from toy_envs import CountingEnv, RandomWalkEnv
 from training import tiny_config
@@ -136,7 +136,7 @@ def test_versions_that_are_no_text_are_refused(honest: Path, tmp_path: Path) -> 
     ],
 )
 def test_what_is_this_packages_or_plain_data_is_kept(values: dict[str, Any]) -> None:
-    assert guarded(values) == values
+    assert without_untrusted(values) == values
 
 
 @pytest.mark.parametrize(
@@ -160,14 +160,15 @@ def test_what_is_this_packages_or_plain_data_is_kept(values: dict[str, Any]) -> 
     ],
 )
 def test_anything_else_is_marked(values: dict[str, Any], key: str, text: str) -> None:
-    assert list(markers(guarded(values))) == [(key, untrusted(text))]
+    assert list(placeholders(without_untrusted(values))) == [(key, untrusted(text))]
 
 
 def test_an_id_whose_module_the_caller_has_imported_is_known() -> None:
     import toy_envs  # noqa: F401 - registers ToyCounting-v0
 
-    assert guarded({"env_id": "toy_envs:ToyCounting-v0"}) == {"env_id": "toy_envs:ToyCounting-v0"}
-    assert list(markers(guarded({"env_id": "never_imported:ToyCounting-v0"})))
+    known = {"env_id": "toy_envs:ToyCounting-v0"}
+    assert without_untrusted(known) == known
+    assert list(placeholders(without_untrusted({"env_id": "never_imported:ToyCounting-v0"})))
 
 
 # The user's own word, checked before it is called

@@ -140,7 +140,7 @@ def false_claim(found: Comparison) -> str:
     """The first difference under a claim; empty if there is none."""
     if found.level == "statistical":
         return ""
-    return next((cut.difference for cut in found.cuts if cut.difference), "")
+    return next((each.difference for each in found.continuations if each.difference), "")
 
 
 def control() -> bool:

@@ -242,8 +242,8 @@ def without_checks() -> Iterator[None]:
                     stack.enter_context(mock.patch(f"{module}.{name}", _unchecked))
             if hasattr(import_module(module), "check_bounds"):
                 stack.enter_context(mock.patch(f"{module}.check_bounds"))
-        fitting = "rl_training.runtime.resume.fitting"
-        stack.enter_context(mock.patch(fitting, return_value=nullcontext()))
+        loading = "rl_training.runtime.resume.loading_part"
+        stack.enter_context(mock.patch(loading, return_value=nullcontext()))
         yield
 
 

@@ -165,6 +165,7 @@ class SoftActorCritic(Algorithm):
         "random",
         "updates",
     )
+    state_counts: ClassVar[tuple[str, ...]] = ("updates",)
     losses = ("critic_loss", "actor_loss")
 
     def __init__(

@@ -13,7 +13,7 @@ import gymnasium as gym
 from gymnasium.vector import VectorEnv
 from typing_extensions import Self
 
-from rl_training.config.base import untrusted_text
+from rl_training.config.base import untrusted_name
 from rl_training.config.train_config import TrainConfig, check_hyper_parameters
 from rl_training.data.types import PolicyState
 from rl_training.envs.pixels import stacked_frames
@@ -38,7 +38,7 @@ from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.spec_table import register, saved_algorithm
 from rl_training.runtime.training_run import evaluation_seed
 from rl_training.runtime.trust import trusted
-from rl_training.storage.checkpoints import despite_pruning, write_checkpoint
+from rl_training.storage.checkpoints import retry_if_pruned, write_checkpoint
 from rl_training.storage.files import save_error, with_retries
 from rl_training.tools.explain import check_path, explain, write_picture
 
@@ -110,7 +110,7 @@ class ManagedAlgorithm:
         """
         given = {"env_id": env, "wrappers": wrappers, "device": device}
         changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-        return despite_pruning(
+        return retry_if_pruned(
             lambda: cls._load(Path(path), best, trust, changes, env_kwargs, network)
         )
 
@@ -374,5 +374,5 @@ def _without_passed(config: TrainConfig, callbacks: Sequence[Callback]) -> Train
     }
     names = [entry if isinstance(entry, str) else next(iter(entry)) for entry in config.callbacks]
     entries = zip(config.callbacks, names, strict=True)
-    kept = [entry for entry, name in entries if untrusted_text(name) not in passed]
+    kept = [entry for entry, name in entries if untrusted_name(name) not in passed]
     return config.with_changes(callbacks=kept) if len(kept) < len(names) else config

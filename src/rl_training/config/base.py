@@ -51,7 +51,7 @@ class ConfigModel(BaseModel):
         return taken
 
     def to_plain(self) -> dict[str, Any]:
-        """The values as data for JSON or YAML; Python objects become import paths or markers."""
+        """The values as JSON or YAML data; Python objects become import paths or placeholders."""
         return {name: plain(getattr(self, name)) for name in type(self).model_fields}
 
 
@@ -78,7 +78,7 @@ def copy_input(value: object, depth: int = 0) -> Any:
 
 
 def plain(value: object) -> object:
-    """The value as data: what cannot be data becomes its import path or a marker."""
+    """The value as data: what cannot be data becomes its import path or a placeholder."""
     if isinstance(value, ConfigModel):
         return value.to_plain()
     if isinstance(value, dict):
@@ -97,14 +97,14 @@ def is_placeholder(text: object) -> TypeGuard[str]:
 
 
 def untrusted(text: str) -> str:
-    """The marker that stands for a name out of a file that is not trusted (`runtime.trust`)."""
+    """The placeholder for a name out of a file that is not trusted (`runtime.trust`)."""
     return f"<untrusted {text}>"
 
 
-def untrusted_text(text: object) -> str | None:
-    """What such a marker stands for; None if the text is no such marker."""
-    found = _UNTRUSTED.fullmatch(text) if isinstance(text, str) else None
-    return found[1] if found else None
+def untrusted_name(text: object) -> str | None:
+    """What such a placeholder stands for; None if the text is no such placeholder."""
+    match = _UNTRUSTED.fullmatch(text) if isinstance(text, str) else None
+    return match[1] if match else None
 
 
 def _object_text(value: object) -> object:

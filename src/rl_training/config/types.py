@@ -43,7 +43,7 @@ def _check_memory(text: str | None) -> str | None:
 
 
 def _check_import_path(value: object) -> object:
-    # A saved run may hold a marker in place of a callable; building the network then refuses it.
+    # A saved run may hold a placeholder for a callable; building the network then refuses it.
     if isinstance(value, str) and not is_placeholder(value):
         check(
             _IMPORT_PATH.fullmatch(value) is not None,

@@ -221,7 +221,7 @@ class RecurrentReplayBuffer:
         return min(self._stored, len(self._chunks["mask"]))
 
     def _new_log(self) -> RowLog:
-        return RowLog(self._chunks, rings=1, kept=len(self._chunks["mask"]))
+        return RowLog(self._chunks, rings=1, capacity=len(self._chunks["mask"]))
 
     @property
     def _shape(self) -> dict[str, int]:
@@ -261,7 +261,7 @@ class RecurrentReplayBuffer:
         self._stored = stored
         for name in _STORES:
             self._pending[name][:] = saved_array(pending, name, self._pending[name])
-        if (last := self.spec.last_choice) is not None:
+        if (last := self.spec.max_discrete_action) is not None:
             for rows in (self._chunks, self._pending):
                 check_bounds("action", rows["action"], low=0, high=last)
         high = self.rows - 1  # a chunk that is full is stored at once

@@ -301,7 +301,7 @@ class ReplayBuffer:
     def _new_log(self) -> RowLog:
         # The observations of the oldest rows have lost an image to the newest.
         fading = {"valid": self.spec.frames - 1}
-        return RowLog(self._arrays, rings=self.num_envs, kept=self._rows - 1, fading=fading)
+        return RowLog(self._arrays, rings=self.num_envs, capacity=self._rows - 1, fading=fading)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on as if never stopped; rows never written are left out.
@@ -340,7 +340,7 @@ class ReplayBuffer:
         newest = saved_value(state, "newest")
         for name, array in self._arrays.items():
             array[self._head] = saved_array(newest, name, array[self._head])
-        if (last := self.spec.last_choice) is not None:
+        if (last := self.spec.max_discrete_action) is not None:
             check_bounds("action", self._action, low=0, high=last)
         if not (self._empty or self._valid.any()):  # nothing could ever be drawn from it
             raise CheckpointError("valid: expected a transition among the rows, found none")

@@ -175,7 +175,7 @@ class RolloutBuffer:
         if self._reward_normalizer is not None:
             self._reward_normalizer.load_state_dict(saved_value(state, "reward_normalizer"))
         for name in _FIELDS + (_STATES if "state" in rows else ()):
-            choice = self.spec.last_choice if name == "action" else None
+            choice = self.spec.max_discrete_action if name == "action" else None
             low = None if choice is None else 0
             part = getattr(self, f"_{name}")[: self._filled]
             part[:] = saved_array(rows, name, part, low=low, high=choice)

@@ -67,8 +67,8 @@ class EnvSpec:
         return "float32" if self.action_kind == "continuous" else "int64"
 
     @property
-    def last_choice(self) -> np.ndarray | int | None:
-        """The highest number that stands for a choice; None if actions are continuous."""
+    def max_discrete_action(self) -> np.ndarray | int | None:
+        """The highest discrete action, or that of each part of one; None if continuous."""
         if self.action_kind == "multi_discrete":
             return np.array(self.action_sizes) - 1
         return {"discrete": self.num_actions - 1, "multi_binary": 1}.get(self.action_kind)

@@ -30,7 +30,7 @@ from rl_training.experiment.result import (
 from rl_training.runtime.process import Interrupts
 from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.spec_table import portable_name
-from rl_training.runtime.trust import markers
+from rl_training.runtime.trust import placeholders
 from rl_training.storage.checkpoints import has_checkpoint
 from rl_training.storage.files import (
     read_json_object,
@@ -332,7 +332,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def _refuse_objects(plain: dict[str, Any]) -> None:
-    for key, value in markers(plain):
+    for key, value in placeholders(plain):
         raise ConfigError(
             f"{key}: seeds run in processes of their own, which cannot receive {value}; give an "
             "importable package.module:name"

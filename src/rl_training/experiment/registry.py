@@ -151,18 +151,18 @@ def open_checkpoint(
     Acting needs only small parts, so only those are verified; None verifies the replay too. The
     budget is the one the run directory plans, which may be an extension since the checkpoint. A
     new run directory would lie beside the run's, never where the file says. Unless the checkpoint
-    is trusted, markers stand where it names code (`runtime.trust`).
+    is trusted, placeholders stand where it names code (`runtime.trust`).
     """
     from rl_training.runtime.resume import located, run_directory_of
     from rl_training.runtime.saved_info import saved_info
-    from rl_training.runtime.trust import guarded
+    from rl_training.runtime.trust import without_untrusted
     from rl_training.storage.checkpoints import find_checkpoint
 
     checkpoint = located(find_checkpoint(Path(path), best=best, parts=parts))
     spec = saved_spec(checkpoint, algo, trust=trust)
     saved = saved_info(checkpoint).config
     try:
-        config = _saved_config(saved if trust else guarded(saved), spec)
+        config = _saved_config(saved if trust else without_untrusted(saved), spec)
     except ConfigError as error:
         raise CheckpointError(
             f"{checkpoint.path}: its configuration cannot be used: {error}"
@@ -247,7 +247,7 @@ def load_agent(checkpoint: Checkpoint, config: TrainConfig) -> Agent:
     from rl_training.runtime.agent import build_agent, resolve_device, saved_adapter
     from rl_training.runtime.execution import threads
     from rl_training.runtime.saved_info import saved_info
-    from rl_training.storage.checkpoints import fitting
+    from rl_training.storage.checkpoints import loading_part
 
     spec, info = get_spec(config.algo), saved_info(checkpoint)
     hyper = check_hyper_parameters(spec.hyper, config.algo_kwargs)
@@ -258,7 +258,7 @@ def load_agent(checkpoint: Checkpoint, config: TrainConfig) -> Agent:
         logger.warning("%s; the agent acts on the CPU", error)
         config = config.with_changes(device="cpu")
     with threads(config, info.threads):
-        with fitting(checkpoint, "agent"):
+        with loading_part(checkpoint, "agent"):
             agent = build_agent(spec, config, hyper, adapter, checkpoint)
         agent.restore(checkpoint)
         # As in its run: what is compiled, or has several threads, rounds in other places.

@@ -33,7 +33,7 @@ from rl_training.runtime.saved_info import saved_info
 from rl_training.runtime.seeding import derive_seed
 from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.trust import refuse_untrusted
-from rl_training.storage.checkpoints import Checkpoint, fitting
+from rl_training.storage.checkpoints import Checkpoint, loading_part
 
 MAX_FRAMES = 10_000
 LARGE_TENSOR = 64 << 20
@@ -216,7 +216,7 @@ def _checked_state(state: PolicyState, initial: PolicyState) -> PolicyState:
 def _saved_spaces(checkpoint: Checkpoint) -> tuple[gym.Space[Any], gym.Space[Any], int]:
     """The observation space, the action space and the stacked images of a checkpoint's agent."""
     saved = checkpoint.read("spaces")
-    with fitting(checkpoint, "spaces"):
+    with loading_part(checkpoint, "spaces"):
         observation, action = (space_from_plain(saved[name]) for name in ("observation", "action"))
         frames = saved.get("frames", 1)
         if type(frames) is not int or not 1 <= frames <= MAX_FRAMES:

@@ -21,16 +21,16 @@ from rl_training.data.types import PolicyState, Transitions
 from rl_training.envs.async_vector_env import QuickAsyncVectorEnv
 from rl_training.envs.snapshots.classes import SnapshotUnavailable
 from rl_training.envs.snapshots.vector import (
+    global_state,
+    global_state_change,
     load_vector_state,
-    outside_data,
-    program_state,
     save_vector_state,
 )
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.envs.vector_envs import EnvFailure
 from rl_training.errors import CheckpointError, EnvError, NonFiniteError, safe_text
 from rl_training.runtime.process import EnvCalls
-from rl_training.runtime.transcript import Answers, Transcript
+from rl_training.runtime.transcript import Trajectory, Transcript
 from rl_training.storage.checks import saved_count, saved_number
 from rl_training.storage.state import Stateful
 from rl_training.storage.tree import StateTree
@@ -83,7 +83,7 @@ class Collector(Stateful):
         self.episodes_finished = 0
         self.calls = EnvCalls()
         self.transcript = Transcript()
-        self._outside: dict[str, int] | None = None
+        self._initial_global_state: dict[str, int] | None = None
         self._failed = False
         self._no_rows = np.zeros(self.num_envs, np.bool_)
         self._all_rows = np.ones(self.num_envs, np.bool_)
@@ -110,8 +110,8 @@ class Collector(Stateful):
         self._state = tuple(np.array(part) for part in state)  # a resume writes into it
         self._returns = np.zeros(self.num_envs)
         self._lengths = np.zeros(self.num_envs, np.int64)
-        if self._outside is None:
-            self._outside = self._program_state()
+        if self._initial_global_state is None:
+            self._initial_global_state = self._global_state()
 
     def step(self, act: Act) -> Transitions:
         """Act once in every environment."""
@@ -256,27 +256,26 @@ class Collector(Stateful):
 
     def save_envs(self) -> StateTree:
         """The state of the environments themselves; SnapshotUnavailable if it cannot be saved."""
-        if reason := self.outside_change():
+        if reason := self.global_state_change():
             raise SnapshotUnavailable(reason)
         return save_vector_state(self.envs)
 
-    def outside_change(self) -> str:
-        """Which data that their code keeps outside the environments changed since the first reset;
-        empty if none.
-        """
-        return outside_data(self._outside, self.envs) if self._outside else ""
+    def global_state_change(self) -> str:
+        """Which global state has changed since the first reset, as a reason; empty if none."""
+        initial = self._initial_global_state
+        return global_state_change(initial, self.envs) if initial else ""
 
     def replace_envs(self, make: Callable[[], VectorEnv[Any, Any, Any]]) -> None:
         """Go on in new environments, which are to be reset next."""
         self.close()
         self.envs = make()
 
-    def stand_at(self, obs: np.ndarray, resetting: np.ndarray) -> None:
+    def set_position(self, obs: np.ndarray, resetting: np.ndarray) -> None:
         """Continue from where restored environments stand."""
         self._obs, self._resetting = obs, resetting
 
     def position(self) -> tuple[np.ndarray, np.ndarray]:
-        """Copies of what `stand_at` takes."""
+        """Copies of what `set_position` takes."""
         return self._obs.copy(), self._resetting.copy()
 
     def finished_transcript(self) -> dict[str, Any] | None:
@@ -284,13 +283,13 @@ class Collector(Stateful):
         self.transcript.finish(self._obs)
         return self.transcript.finished
 
-    def answers(self) -> Answers | None:
+    def trajectory(self) -> Trajectory | None:
         """What the transcript has kept up to here."""
-        return self.transcript.answers(self._obs)
+        return self.transcript.trajectory(self._obs)
 
-    def _program_state(self) -> dict[str, int]:
+    def _global_state(self) -> dict[str, int]:
         try:
-            return program_state(self.envs)
+            return global_state(self.envs)
         except SnapshotUnavailable:  # workers of another kind, whose state is out of reach as well
             return {}
 

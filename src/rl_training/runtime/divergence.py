@@ -1,4 +1,4 @@
-"""Learning that goes wrong: what is kept of its first bad value, and the signs that come before.
+"""Divergence: the batch dumped at the first non-finite value, and warnings before it comes to that.
 
 A loss, gradient or weight that is not finite ends a run, and what was learned from then is written
 to its `divergence` directory, as data. Signs of trouble are warnings, each once a session.
@@ -19,6 +19,7 @@ from torch import Tensor
 from rl_training.data.types import EnvSpec
 from rl_training.runtime.callbacks import Callback
 from rl_training.storage.files import make_directory, save_error, write_atomic, write_json
+from rl_training.storage.runs import DIVERGENCE_DIR_NAME
 from rl_training.storage.tensor_file import STORABLE, file_chunks
 
 if TYPE_CHECKING:
@@ -26,11 +27,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rl_training")
 
-DIVERGENCE_DIR_NAME = "divergence"
-EXPLODED = 10.0  # times what the rewards allow
-DETERMINISTIC = 0.01  # share of the highest entropy, or standard deviation, of a collapsed policy
-AT_LIMIT = 0.99
-SATURATED = 0.95  # share of the actions at their limits
+VALUE_LIMIT_FACTOR = 10.0  # of what the rewards allow
+COLLAPSED_SHARE = 0.01  # of the highest entropy, or standard deviation, left to a policy
+ACTION_LIMIT = 0.99  # of actions in [-1, 1]
+SATURATED_SHARE = 0.95  # of the actions, at their limits
 
 _VALUES = ("train/q_value_mean", "train/target_mean", "train/target_q_mean")
 
@@ -114,14 +114,14 @@ class WatchLearning(Callback):
             return
         self._largest_reward = max(self._largest_reward, float(reward.abs().max()))
         largest = max((abs(values[name]) for name in _VALUES if name in values), default=0.0)
-        limit = EXPLODED * self._value_limit(run, values)
+        limit = VALUE_LIMIT_FACTOR * self._value_limit(run, values)
         if largest > limit > 0:
             self._warn(
                 run,
                 "values",
-                f"values have grown to {largest:.3g}, beyond {EXPLODED:g} times what rewards of up "
-                f"to {self._largest_reward:.3g} and gamma {run.hyper.gamma:g} allow; learning "
-                "probably diverges. ",
+                f"values have grown to {largest:.3g}, beyond {VALUE_LIMIT_FACTOR:g} times what "
+                f"rewards of up to {self._largest_reward:.3g} and gamma {run.hyper.gamma:g} allow; "
+                "learning probably diverges. ",
                 ("learning_rate", "lower"),
                 ("tau", "lower"),
                 ("target_update_interval", "raise"),
@@ -131,7 +131,7 @@ class WatchLearning(Callback):
 
     def _value_limit(self, run: TrainingRun, values: dict[str, float]) -> float:
         """The largest return, soft if entropy counts, that what was observed makes likely."""
-        scale = getattr(run.hyper, "reward_scale", 1.0)  # off-policy only; batches are scaled
+        scale = run.agent.spec.loop.reward_scale(run.hyper)  # batches are scaled, episodes are not
         returns = [abs(episode.episode_return) * scale for episode in run.collector.episodes]
         bonus = abs(values.get("train/alpha", 0.0) * values.get("train/entropy", 0.0))
         horizon = 1 / max(1 - run.hyper.gamma, 1e-9)
@@ -157,8 +157,8 @@ class WatchLearning(Callback):
         action = _field(run.batch, "action")
         if action is None or not action.is_floating_point():
             return
-        share = float((action.abs() >= AT_LIMIT).float().mean())
-        if share > SATURATED:
+        share = float((action.abs() >= ACTION_LIMIT).float().mean())
+        if share > SATURATED_SHARE:
             self._warn(
                 run,
                 "actions",
@@ -194,11 +194,11 @@ def collapsed_entropy(spec: EnvSpec) -> float:
     the actions' half range as its standard deviation.
     """
     if spec.action_kind == "continuous":
-        return spec.action_dim * math.log(DETERMINISTIC * math.sqrt(2 * math.pi * math.e))
+        return spec.action_dim * math.log(COLLAPSED_SHARE * math.sqrt(2 * math.pi * math.e))
     sizes = spec.action_sizes or (
         (spec.num_actions,) if spec.num_actions else (2,) * spec.action_dim
     )
-    return DETERMINISTIC * sum(map(math.log, sizes))
+    return COLLAPSED_SHARE * sum(map(math.log, sizes))
 
 
 def _field(batch: Any, name: str) -> Tensor | None:

@@ -57,6 +57,7 @@ OFF_POLICY = Loop(
     hyper=OffPolicyHyperParameters,
     learning_starts=lambda hyper: hyper.learning_starts,
     replay_ratio=lambda hyper: hyper.replay_ratio,
+    reward_scale=lambda hyper: hyper.reward_scale,
     first_update=_first_update,
     planned_updates=_planned_updates,
     short_run=_short_run,

@@ -51,6 +51,7 @@ ON_POLICY = Loop(
     hyper=OnPolicyHyperParameters,
     learning_starts=lambda _: 0,
     replay_ratio=lambda _: 0,
+    reward_scale=lambda _: 1.0,
     first_update=_first_update,
     planned_updates=_planned_updates,
     short_run=_short_run,

@@ -22,6 +22,7 @@ from rl_training.storage.checkpoints import Checkpoint, find_checkpoint, has_che
 from rl_training.storage.files import read_json_object
 from rl_training.storage.metrics_log import EMPTY_LOG
 from rl_training.storage.runs import (
+    CHECKPOINTS_DIR_NAME,
     CONFIG_NAME,
     LOCK_NAME,
     SUMMARY_NAME,
@@ -137,6 +138,6 @@ def _run_directory_at(path: Path) -> Path | None:
     """The run directory that a path is, or lies in as its checkpoints or one of them."""
     path = path.resolve()
     for checkpoints, directory in ((path, path.parent), (path.parent, path.parent.parent)):
-        if checkpoints.name == "checkpoints" and (directory / CONFIG_NAME).exists():
+        if checkpoints.name == CHECKPOINTS_DIR_NAME and (directory / CONFIG_NAME).exists():
             return directory
     return path if (path / CONFIG_NAME).exists() else None

@@ -18,6 +18,7 @@ from rl_training.config.loading import dump_yaml
 from rl_training.errors import EnvError, NonFiniteError, RLTrainingError, SaveError
 from rl_training.storage.files import write_atomic, write_json
 from rl_training.storage.runs import (
+    CHECKPOINTS_DIR_NAME,
     CONFIG_NAME,
     METADATA_NAME,
     SUMMARY_NAME,
@@ -73,7 +74,7 @@ class TrainResult:
         path = found.checkpoint_path
         if path is None:
             return found
-        if path.parent != Path("checkpoints"):  # a file of the run must not lead out of it
+        if path.parent != Path(CHECKPOINTS_DIR_NAME):  # a file of the run must not lead out of it
             return None
         return replace(found, checkpoint_path=run_dir / path)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rl_training.config.base import is_placeholder, plain, untrusted_text
+from rl_training.config.base import is_placeholder, plain, untrusted_name
 from rl_training.config.hyper_parameters import HyperParameters
 from rl_training.config.train_config import TrainConfig
 from rl_training.envs.snapshots.classes import SnapshotUnavailable
@@ -21,9 +21,10 @@ from rl_training.runtime.saved_info import saved_info
 from rl_training.runtime.seeding import global_generator_state, restore_global_generators
 from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.spec_table import saved_algorithm
-from rl_training.runtime.trust import markers, passed_by, refuse_untrusted
-from rl_training.storage.checkpoints import Checkpoint, find_checkpoint, fitting
+from rl_training.runtime.trust import passed_by, placeholders, refuse_untrusted
+from rl_training.storage.checkpoints import Checkpoint, find_checkpoint, loading_part
 from rl_training.storage.manifest import MANIFEST_NAME, damaged
+from rl_training.storage.runs import CHECKPOINTS_DIR_NAME, CONFIG_NAME
 
 if TYPE_CHECKING:
     from rl_training.runtime.callbacks import Callback
@@ -99,23 +100,23 @@ def restore_run(run: TrainingRun, checkpoint: Checkpoint) -> None:
     """
     run.agent.restore(checkpoint)
     replay = checkpoint.read("replay")
-    with fitting(checkpoint, "replay"):
+    with loading_part(checkpoint, "replay"):
         run.buffer.load_state_dict(_mapping(replay))
     loop = saved_loop(checkpoint)
-    with fitting(checkpoint, "loop.run"):
+    with loading_part(checkpoint, "loop.run"):
         run.load_state_dict(loop["run"])
         _check_progress(run, checkpoint)
     if loop["envs"] is None:
         run.cut_episodes()
     else:
-        with fitting(checkpoint, "loop.envs"):
+        with loading_part(checkpoint, "loop.envs"):
             run.collector.load_envs(loop["envs"])
-    with fitting(checkpoint, "loop.callbacks"):
+    with loading_part(checkpoint, "loop.callbacks"):
         _restore_callbacks(run.callbacks, _mapping(loop["callbacks"]))
     run.best_return = _best_so_far(run, checkpoint)
     run.speed = Speed(run.env_steps)
     run.checkpoint_path, run.saved_at = checkpoint.path, run.env_steps
-    with fitting(checkpoint, "loop.generators"):
+    with loading_part(checkpoint, "loop.generators"):
         restore_global_generators(_mapping(loop["generators"]))
     run.begin_transcript(loop["envs"])
 
@@ -202,7 +203,7 @@ def check_same_run(checkpoint: Checkpoint, config: TrainConfig, spec: AlgorithmS
 
 def located(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint by a path that shows where it lies, also if it was given from inside."""
-    if checkpoint.path.parent.name == "checkpoints":
+    if checkpoint.path.parent.name == CHECKPOINTS_DIR_NAME:
         return checkpoint
     return replace(checkpoint, path=checkpoint.path.resolve())
 
@@ -211,18 +212,18 @@ def run_directory_of(checkpoint: Checkpoint) -> Path | None:
     """The run directory a `located` checkpoint lies in; None if it was copied out of one."""
     checkpoints = checkpoint.path.parent
     run_directory = checkpoints.parent
-    inside = checkpoints.name == "checkpoints" and (run_directory / "config.yaml").exists()
+    inside = checkpoints.name == CHECKPOINTS_DIR_NAME and (run_directory / CONFIG_NAME).exists()
     return run_directory if inside else None
 
 
 def refuse_unserialized(config: TrainConfig, *keys: str) -> None:
-    """Refuse a configuration in which one of these keys (all, if none is named) holds a marker."""
+    """Refuse a configuration with a placeholder at one of these keys (any, if none is named)."""
     values = {key: getattr(config, key) for key in keys or type(config).model_fields}
     missing = [
         f"{key}: this run was given an object here ({text}), which no file can hold; in Python, "
         f"pass it again: load(path, {passed_by(key)}=...)"
-        for key, text in markers(values)
-        if untrusted_text(text) is None
+        for key, text in placeholders(values)
+        if untrusted_name(text) is None
     ]
     if missing:
         raise ConfigError("\n".join(missing))

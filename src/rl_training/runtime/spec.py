@@ -74,15 +74,17 @@ class Loop:
 
     `hyper` has the hyper-parameters that the loop reads; those of an algorithm derive from it.
     `learning_starts` counts the transitions of random play, `first_update` those before anything
-    is learned, and `planned_updates` the gradient steps of a whole run. `short_run(hyper, images)`
-    gives the transitions and the hyper-parameters of a run just long enough to be timed: in its
-    second half updates are as frequent as in a long run.
+    is learned, and `planned_updates` the gradient steps of a whole run. `reward_scale` multiplies
+    the rewards of a batch. `short_run(hyper, images)` gives the transitions and the
+    hyper-parameters of a run just long enough to be timed: in its second half updates are as
+    frequent as in a long run.
     """
 
     run: Callable[[TrainingRun], None]
     hyper: type[HyperParameters]
     learning_starts: Callable[[Any], int]
     replay_ratio: Callable[[Any], float]
+    reward_scale: Callable[[Any], float]
     first_update: Callable[[Any, int], int]
     planned_updates: Callable[[Any, int, int], int]
     short_run: Callable[[Any, bool], tuple[int, dict[str, Any]]]

@@ -35,7 +35,7 @@ from rl_training.runtime.training_run import TrainingRun
 from rl_training.runtime.verification import verify_resume
 from rl_training.storage.checkpoints import set_aside_newer
 from rl_training.storage.metrics_log import MetricsLog
-from rl_training.storage.runs import RunLock
+from rl_training.storage.runs import CHECKPOINTS_DIR_NAME, RunLock
 
 logger = logging.getLogger("rl_training")
 
@@ -163,7 +163,7 @@ def _give_up(run: TrainingRun, number: int) -> None:
 
 
 def _set_aside_newer(run: TrainingRun) -> None:
-    for path in set_aside_newer(run.directory / "checkpoints", env_steps=run.env_steps):
+    for path in set_aside_newer(run.directory / CHECKPOINTS_DIR_NAME, env_steps=run.env_steps):
         logger.warning("a checkpoint newer than the resumed one was moved to %s", path)
 
 

@@ -18,6 +18,7 @@ from rl_training.config.train_config import TrainConfig
 from rl_training.data.metrics import RecentMetrics
 from rl_training.data.types import Clock, PolicyState
 from rl_training.envs.snapshots.classes import SnapshotUnavailable
+from rl_training.envs.snapshots.vector import Level
 from rl_training.errors import DivergenceError, NonFiniteError, SaveError
 from rl_training.runtime.agent import Agent
 from rl_training.runtime.callbacks import Callback
@@ -35,11 +36,12 @@ from rl_training.runtime.seeding import (
     restore_global_generators,
 )
 from rl_training.runtime.transcript import Start
-from rl_training.storage.checkpoint_writer import CheckpointWriter, Written
+from rl_training.storage.checkpoint_writer import CheckpointContent, CheckpointWriter, Written
 from rl_training.storage.checkpoints import prune, write_checkpoint
 from rl_training.storage.checks import saved_number
 from rl_training.storage.files import read_json_object, write_json
 from rl_training.storage.metrics_log import MetricsLog
+from rl_training.storage.runs import CHECKPOINTS_DIR_NAME
 from rl_training.storage.state import Stateful
 
 logger = logging.getLogger("rl_training")
@@ -72,7 +74,7 @@ class TrainingRun(Stateful):
     evaluator: Evaluator | None
     metrics_log: MetricsLog
     callbacks: Sequence[Callback]
-    level: str
+    level: Level
     level_reason: str
     interrupts: Interrupts
     make_envs: Callable[[], VectorEnv[Any, Any, Any]]
@@ -95,7 +97,7 @@ class TrainingRun(Stateful):
     writer: CheckpointWriter = field(init=False)
 
     def __post_init__(self) -> None:
-        folder = self.directory / "checkpoints"
+        folder = self.directory / CHECKPOINTS_DIR_NAME
         self.writer = CheckpointWriter(folder, keep=self.config.keep_checkpoints)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -184,7 +186,7 @@ class TrainingRun(Stateful):
         At level `boundary` that is exact only where episodes were cut for it.
         """
         self.finish_saving()
-        return self._saved(self.writer.write(**self._checkpoint(episodes_cut=episodes_cut)))
+        return self._saved(self.writer.write(self._checkpoint(episodes_cut=episodes_cut)))
 
     def save_after_failure(self) -> Path | None:
         """Save what was learned when an environment failed, without the environments' state.
@@ -197,17 +199,19 @@ class TrainingRun(Stateful):
         if self.diverged:
             return None
         try:
-            return self._saved(self.writer.write(**self._checkpoint(with_envs=False)))
+            return self._saved(self.writer.write(self._checkpoint(with_envs=False)))
         except NonFiniteError:
             return None
 
-    def _checkpoint(self, *, with_envs: bool = True, episodes_cut: bool = False) -> dict[str, Any]:
+    def _checkpoint(
+        self, *, with_envs: bool = True, episodes_cut: bool = False
+    ) -> CheckpointContent:
         """What the writer needs of this moment."""
         parts = checkpoint_parts(self, with_envs=with_envs)  # may lower the level
         exact = self.level == "exact" or (self.level == "boundary" and episodes_cut)
         self.check_finite()
         info = checkpoint_info(self, exact=exact and with_envs and self.exact_so_far)
-        return {"env_steps": self.env_steps, "parts": parts, "info": info}
+        return CheckpointContent(self.env_steps, parts, info)
 
     def _saved(self, written: Written) -> Path:
         self.checkpoint_path, self.saved_at = written
@@ -238,7 +242,7 @@ class TrainingRun(Stateful):
         try:
             result = self.algorithm.update(batch, clock)
         except DivergenceError as error:
-            self._refuse(str(error))
+            self._raise_divergence(str(error))
         self.progress.updates += result.gradient_steps
         if not self.recent_metrics.add(result.metrics):
             self.check_finite()
@@ -256,7 +260,7 @@ class TrainingRun(Stateful):
     def begin_saving(self, *, episodes_cut: bool = False) -> None:
         """Save as `save` does, but written in the background while the run goes on."""
         self.finish_saving()
-        self.writer.begin(**self._checkpoint(episodes_cut=episodes_cut))
+        self.writer.begin(self._checkpoint(episodes_cut=episodes_cut))
 
     @property
     def saving(self) -> bool:
@@ -278,10 +282,10 @@ class TrainingRun(Stateful):
         values = self.recent_metrics.means()
         for name, value in values.items():
             if not np.isfinite(value):
-                self._refuse(f"training metric {name!r}")
+                self._raise_divergence(f"training metric {name!r}")
         for part, network in self.algorithm.networks().items():
             if (weight := non_finite(dict(network.named_parameters()))) is not None:
-                self._refuse(f"weight {part}.{weight}")
+                self._raise_divergence(f"weight {part}.{weight}")
         return {f"train/{name}": value for name, value in values.items()}
 
     def write_row(self, values: Mapping[str, Any]) -> None:
@@ -323,7 +327,7 @@ class TrainingRun(Stateful):
             if self.level == "boundary":
                 self.collector.replace_envs(self.make_envs)
             self.collector.reset(self.reset_seeds, self.algorithm.initial_state(num_envs))
-        if self.level == "boundary" and (reason := self.collector.outside_change()):
+        if self.level == "boundary" and (reason := self.collector.global_state_change()):
             self.lower_level(reason)
         self.begin_transcript()
 
@@ -352,15 +356,15 @@ class TrainingRun(Stateful):
     def _save_best(self, evaluation: Evaluation) -> None:
         self.check_finite()
         write_checkpoint(
-            self.directory / "checkpoints",
+            self.directory / CHECKPOINTS_DIR_NAME,
             kind="best",
             env_steps=self.env_steps,
             parts=self.agent.parts(),
             info=checkpoint_info(self, exact=False) | {"eval_return_mean": evaluation.mean},
         )
-        prune(self.directory / "checkpoints", keep=self.config.keep_checkpoints)
+        prune(self.directory / CHECKPOINTS_DIR_NAME, keep=self.config.keep_checkpoints)
 
-    def _refuse(self, what: str) -> NoReturn:
+    def _raise_divergence(self, what: str) -> NoReturn:
         self.diverged = True
         if (name := non_finite(batch_tensors(self.batch))) is not None:
             what = f"{name} of the batch"  # it came first

@@ -1,7 +1,7 @@
 """What was done in the environments since the last checkpoint, and what they answered.
 
-A checkpoint carries the transcript of the stretch before it, with all that is needed to begin that
-stretch again. So a resume can replay it and find out whether the environments are what the
+A checkpoint carries the transcript of the interval before it, with all that is needed to begin that
+interval again. So a resume can replay it and find out whether the environments are what the
 checkpoint claims (`runtime.verification`).
 """
 
@@ -23,10 +23,10 @@ _KEYS = frozenset({"start", "actions", "observations", "rewards", "ends"})
 
 
 class Start(NamedTuple):
-    """Where a stretch begins: in a saved state of the environments, or in new ones from seeds.
+    """Where an interval begins: in a saved state of the environments, or in new ones from seeds.
 
     `build_seed` is what the global generators were seeded with when they were built, `generators`
-    their state when the stretch began, `resetting` the rows that the first step only resets.
+    their state when the interval began, `resetting` the rows that the first step only resets.
     """
 
     env_steps: int
@@ -38,8 +38,8 @@ class Start(NamedTuple):
     generators: dict[str, Any]
 
 
-class Answers(NamedTuple):
-    """A stretch, time first and environments second; a digest stands for each observation.
+class Trajectory(NamedTuple):
+    """What was seen (as digests), done and answered: [time, environment, ...] each.
 
     `observations` has a row more than the others: what the next step would begin from.
     """
@@ -49,24 +49,24 @@ class Answers(NamedTuple):
     rewards: np.ndarray
     ends: np.ndarray
 
-    def first_difference(self, other: Answers) -> str:
-        """Where another stretch departs from this one, as far as both go; empty if nowhere."""
+    def first_difference(self, other: Trajectory) -> str:
+        """Where another trajectory departs from this one, as far as both go; empty if nowhere."""
         differences = [self._difference(other, name, what) for name, what in _WHAT.items()]
         # Of one step the observation comes first, as it does in time.
         return min(filter(None, differences), default=(0, ""), key=lambda found: found[0])[1]
 
-    def _difference(self, other: Answers, name: str, what: str) -> tuple[int, str] | None:
-        mine, theirs = getattr(self, name), getattr(other, name)
-        steps = min(len(mine), len(theirs))
-        if mine.shape[1:] != theirs.shape[1:] or mine.dtype != theirs.dtype:
+    def _difference(self, other: Trajectory, name: str, what: str) -> tuple[int, str] | None:
+        expected, actual = getattr(self, name), getattr(other, name)
+        steps = min(len(expected), len(actual))
+        if expected.shape[1:] != actual.shape[1:] or expected.dtype != actual.dtype:
             return 0, f"the {what} has another shape or type"
         # As bytes, in which NaN equals itself.
-        rows = [_bytes(array[:steps]) for array in (mine, theirs)]
+        rows = [_bytes(array[:steps]) for array in (expected, actual)]
         where = np.argwhere((rows[0] != rows[1]).any(axis=2))
         if not len(where):
             return None
         step, env = map(int, where[0])
-        shown = f" ({mine[step, env]}, replayed {theirs[step, env]})" if name in _SHOWN else ""
+        shown = f" ({expected[step, env]}, replayed {actual[step, env]})" if name in _SHOWN else ""
         return step, f"the {what} of environment {env} at vector step {step + 1} differs{shown}"
 
 
@@ -86,13 +86,14 @@ def _bytes(array: np.ndarray) -> np.ndarray:
 
 
 class Transcript:
-    """Keeps the first part of a stretch: what was seen, done and answered, in bounded memory."""
+    """Keeps the first part of an interval: what was seen, done and answered, in bounded memory."""
 
     def __init__(self) -> None:
         self.open = False
         self.finished: dict[str, Any] | None = None
         self._start: Start | None = None
-        self._length = 0
+        self._length = self._rows = 0
+        self._stride = 1
 
     def begin(self, start: Start | None) -> None:
         """Forget what there is and begin anew; without a start, keep nothing."""
@@ -120,15 +121,15 @@ class Transcript:
         self.open = self._length < self._rows
 
     def finish(self, obs: np.ndarray) -> None:
-        """Put the stretch, with what the next step begins from, into `finished`, as it is saved.
+        """Put the interval, with what the next step begins from, into `finished`, as it is saved.
 
-        A stretch without a step leaves there what is.
+        An interval without a step leaves `finished` as it is.
         """
-        answers = self.answers(obs)
-        if self._start is not None and answers is not None:
-            self.finished = {"start": self._start._asdict(), **answers._asdict()}
+        trajectory = self.trajectory(obs)
+        if self._start is not None and trajectory is not None:
+            self.finished = {"start": self._start._asdict(), **trajectory._asdict()}
 
-    def answers(self, obs: np.ndarray) -> Answers | None:
+    def trajectory(self, obs: np.ndarray) -> Trajectory | None:
         """What was kept, given what the next step begins from."""
         if not self._length:
             return None
@@ -138,7 +139,7 @@ class Transcript:
         digests = [[crc32(row.tobytes()) for row in step] for step in seen]
         kept = slice(self._length)
         ends = self._terminated[kept] + np.uint8(2) * self._truncated[kept]
-        return Answers(
+        return Trajectory(
             self._actions[kept].copy(),
             np.array(digests, np.uint32).view(np.int32),
             self._rewards[kept].copy(),
@@ -161,21 +162,21 @@ class Transcript:
         return obs.reshape(len(obs), -1)[:, :: self._stride]
 
 
-def parse_transcript(tree: object, num_envs: int) -> tuple[Start, Answers]:
+def parse_transcript(tree: object, num_envs: int) -> tuple[Start, Trajectory]:
     """What a `Transcript` had `finished`, checked."""
     try:
         if not isinstance(tree, dict) or set(tree) != _KEYS:
             raise TypeError("unknown or missing keys")
-        answers = Answers(*(_array(tree, name) for name in Answers._fields))
+        trajectory = Trajectory(*(_array(tree, name) for name in Trajectory._fields))
         start = Start(**tree["start"])
-        steps = len(answers.rewards)
-        _check(steps * num_envs > 0 and answers.rewards.shape == (steps, num_envs), "rewards")
-        _check(answers.rewards.dtype == np.float32, "rewards")
-        _check(answers.ends.shape == (steps, num_envs), "ends")
-        _check(answers.actions.shape[:2] == (steps, num_envs), "actions")
-        finite = answers.actions.dtype.kind != "f" or bool(np.isfinite(answers.actions).all())
-        _check(answers.actions.dtype.kind in "biuf" and finite, "actions")
-        _check(answers.observations.shape in ((steps, num_envs), (steps + 1, num_envs)), "rows")
+        steps = len(trajectory.rewards)
+        _check(steps * num_envs > 0 and trajectory.rewards.shape == (steps, num_envs), "rewards")
+        _check(trajectory.rewards.dtype == np.float32, "rewards")
+        _check(trajectory.ends.shape == (steps, num_envs), "ends")
+        _check(trajectory.actions.shape[:2] == (steps, num_envs), "actions")
+        finite = trajectory.actions.dtype.kind != "f" or bool(np.isfinite(trajectory.actions).all())
+        _check(trajectory.actions.dtype.kind in "biuf" and finite, "actions")
+        _check(trajectory.observations.shape in ((steps, num_envs), (steps + 1, num_envs)), "rows")
         _check(isinstance(start.obs, np.ndarray) and len(start.obs) == num_envs, "obs")
         _check(_array({"r": start.resetting}, "r").shape == (num_envs,), "resetting")
         _check(type(start.env_steps) is type(start.build_seed) is int, "start")
@@ -191,7 +192,7 @@ def parse_transcript(tree: object, num_envs: int) -> tuple[Start, Answers]:
         raise CheckpointError(
             f"the transcript of the environments is malformed: {error}"
         ) from error
-    return start, answers
+    return start, trajectory
 
 
 def _array(tree: Mapping[str, object], name: str) -> np.ndarray:

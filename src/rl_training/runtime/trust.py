@@ -9,8 +9,9 @@ with a run only this is used unless the user trusts the run:
 - arguments of environments: numbers, booleans and null, in lists and mappings, and the text in
   `TEXT_OPTIONS`. Any other text could be a path, an address or the name of a module.
 
-Everything else is replaced by a marker, `<untrusted NAME>`, which is refused where it is needed: a
-policy predicts whatever its environment was. docs/decisions/0014-trust.md has the reasons.
+Everything else is replaced by a placeholder, `<untrusted NAME>`, which is refused where it is
+needed: a policy predicts whatever its environment was. docs/decisions/0014-trust.md has the
+reasons.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, TypeVar
 import gymnasium as gym
 from torch import nn
 
-from rl_training.config.base import is_placeholder, untrusted, untrusted_text
+from rl_training.config.base import is_placeholder, untrusted, untrusted_name
 from rl_training.config.imports import import_object
 from rl_training.config.train_config import TrainConfig
 from rl_training.envs import wrappers as own_wrappers
@@ -77,8 +78,8 @@ _PASSED_BY = {"env_id": "env", "eval_env_kwargs": "env_kwargs", "algo_kwargs": "
 T = TypeVar("T")
 
 
-def guarded(configuration: Mapping[str, Any]) -> dict[str, Any]:
-    """A saved configuration with markers in place of what its file may not name.
+def without_untrusted(configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved configuration with placeholders instead of what its file may not name.
 
     What is not of the kind it should be is left for the configuration's own checks.
     """
@@ -86,14 +87,15 @@ def guarded(configuration: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trusted(config: TrainConfig) -> TrainConfig:
-    """The configuration with what its markers stand for."""
+    """The configuration with what its untrusted placeholders stand for."""
     values = {name: getattr(config, name) for name in config.model_fields_set}
-    return TrainConfig(**{name: _unmarked(value) for name, value in values.items()})
+    return TrainConfig(**{name: _restored(value) for name, value in values.items()})
 
 
 def needs_trust(config: TrainConfig) -> bool:
     """Whether a run of this configuration can be loaded whole only by those who trust it."""
-    return any(untrusted_text(text) for _, text in markers(guarded(config.to_plain())))
+    values = without_untrusted(config.to_plain())
+    return any(untrusted_name(text) for _, text in placeholders(values))
 
 
 def trust_option(config: TrainConfig) -> list[str]:
@@ -101,10 +103,10 @@ def trust_option(config: TrainConfig) -> list[str]:
     return ["--trust"] if needs_trust(config) else []
 
 
-def markers(values: object, key: str = "") -> Iterator[tuple[str, str]]:
-    """The dotted key and the text of every marker, such as `<callable f>`, in a configuration.
+def placeholders(values: object, key: str = "") -> Iterator[tuple[str, str]]:
+    """The dotted key and the text of every placeholder, such as `<callable f>`, in a configuration.
 
-    A marker stands for a Python object that a file could not hold, or for what it may not name.
+    One stands for a Python object that a file could not hold, or for what it may not name.
     """
     if is_placeholder(values):
         yield key, values
@@ -113,8 +115,8 @@ def markers(values: object, key: str = "") -> Iterator[tuple[str, str]]:
         for name, inner in items:
             if is_placeholder(name):
                 yield key, name
-            name = untrusted_text(name) or name
-            yield from markers(inner, f"{key}.{name}" if key else str(name))
+            name = untrusted_name(name) or name
+            yield from placeholders(inner, f"{key}.{name}" if key else str(name))
 
 
 def passed_by(key: str) -> str:
@@ -125,11 +127,11 @@ def passed_by(key: str) -> str:
 
 def refuse_untrusted(values: Mapping[str, Any], source: str = "the run's own files name") -> None:
     """Raise TrustError if a part of a configuration holds what its file may not name."""
-    found = [(key, untrusted_text(text)) for key, text in markers(values)]
-    named = {key: text for key, text in found if text is not None}
+    found = [(key, untrusted_name(text)) for key, text in placeholders(values)]
+    named = {key: name for key, name in found if name is not None}
     if not named:
         return
-    listed = "; ".join(f"{key} asks for {text[:80]!r}" for key, text in list(named.items())[:5])
+    listed = "; ".join(f"{key} asks for {name[:80]!r}" for key, name in list(named.items())[:5])
     more = f"; and {len(named) - 5} more" if len(named) > 5 else ""
     ways = dict.fromkeys(_way_to_pass(key) for key in named)
     raise TrustError(
@@ -234,10 +236,10 @@ def _is_own(path: str, room: str, kind: type) -> bool:
     return is_kind and found.__module__.startswith(f"rl_training.{room}")
 
 
-def _unmarked(value: object) -> Any:
+def _restored(value: object) -> Any:
     if isinstance(value, dict):
-        return {_unmarked(key): _unmarked(inner) for key, inner in value.items()}
+        return {_restored(key): _restored(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(map(_unmarked, value))
-    text = untrusted_text(value)
-    return value if text is None else text
+        return type(value)(map(_restored, value))
+    name = untrusted_name(value)
+    return value if name is None else name

@@ -1,6 +1,6 @@
-"""Whether a resumed run may call itself exact: the stretch before its checkpoint, replayed.
+"""Whether a resumed run may call itself exact: the interval before its checkpoint, replayed.
 
-The environments are built once more, put where the stretch began, and given the recorded actions.
+The environments are built once more, put where the interval began, and given the recorded actions.
 They must see, earn and end what they did then, to the bit.
 """
 
@@ -9,18 +9,17 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
 from rl_training.algorithms.base import ActResult
-from rl_training.data.types import PolicyState
 from rl_training.envs.snapshots import probe
 from rl_training.errors import CheckpointError, EnvError, NonFiniteError
-from rl_training.runtime.collector import Collector
+from rl_training.runtime.collector import Act, Collector
 from rl_training.runtime.seeding import restore_global_generators, seed_global_generators
-from rl_training.runtime.transcript import Answers, Start, parse_transcript
-from rl_training.storage.checkpoints import Checkpoint, fitting
+from rl_training.runtime.transcript import Start, Trajectory, parse_transcript
+from rl_training.storage.checkpoints import Checkpoint, loading_part
 from rl_training.storage.checks import check_bounds, saved_array
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def verify_resume(run: TrainingRun, checkpoint: Checkpoint) -> Verdict:
     if not checkpoint.has("transcript"):
         return Verdict("none", "the checkpoint holds no transcript")
     tree = checkpoint.read("transcript")
-    with fitting(checkpoint, "transcript"):
+    with loading_part(checkpoint, "transcript"):
         start, recorded = parse_transcript(tree, run.collector.num_envs)
         _check_fits(run, start, recorded)
     with probe.undisturbed(), ExitStack() as opened:
@@ -72,20 +71,20 @@ def verify_resume(run: TrainingRun, checkpoint: Checkpoint) -> Verdict:
     )
 
 
-def _check_fits(run: TrainingRun, start: Start, recorded: Answers) -> None:
+def _check_fits(run: TrainingRun, start: Start, recorded: Trajectory) -> None:
     """Refuse what cannot have been seen or done in the run's environments."""
     obs, resetting = run.collector.position()
     saved_array(start._asdict(), "obs", obs)
     saved_array(start._asdict(), "resetting", resetting)
     spec, actions = run.agent.adapter.spec, recorded.actions
     is_choice = actions.dtype.kind != "f"
-    if actions.shape[2:] != spec.action_shape or is_choice == (spec.last_choice is None):
+    if actions.shape[2:] != spec.action_shape or is_choice == (spec.max_discrete_action is None):
         raise CheckpointError(f"actions: expected those of {spec.env_id}, found others")
-    if spec.last_choice is not None:
-        check_bounds("actions", actions, low=0, high=spec.last_choice)
+    if spec.max_discrete_action is not None:
+        check_bounds("actions", actions, low=0, high=spec.max_discrete_action)
 
 
-def _replay(run: TrainingRun, start: Start, recorded: Answers, opened: ExitStack) -> Answers:
+def _replay(run: TrainingRun, start: Start, recorded: Trajectory, opened: ExitStack) -> Trajectory:
     seed_global_generators(start.build_seed)
     envs = run.make_envs()
     opened.callback(probe.close, envs)
@@ -93,25 +92,20 @@ def _replay(run: TrainingRun, start: Start, recorded: Answers, opened: ExitStack
     collector.reset(start.seeds, ())
     if start.envs is not None:
         collector.load_envs(start.envs)
-        collector.stand_at(start.obs, start.resetting)
+        collector.set_position(start.obs, start.resetting)
     restore_global_generators(start.generators)
     collector.transcript.begin(start)
-    give_up = time.monotonic() + REPLAY_SECONDS
+    deadline = time.monotonic() + REPLAY_SECONDS
     for action in recorded.actions:
-        collector.step(_Scripted(action))
-        if time.monotonic() > give_up:
+        collector.step(_scripted(action))
+        if time.monotonic() > deadline:
             break
-    answers = collector.answers()
-    assert answers is not None
-    return answers
+    trajectory = collector.trajectory()
+    assert trajectory is not None
+    return trajectory
 
 
-class _Scripted:
-    """Acts as recorded."""
-
-    def __init__(self, action: np.ndarray) -> None:
-        self._result = ActResult(action)
-
-    def __call__(self, obs: np.ndarray, state: PolicyState, first: np.ndarray, /) -> Any:  # noqa: ARG002
-        """The action, whatever is seen."""
-        return self._result
+def _scripted(action: np.ndarray) -> Act:
+    """Acts as recorded, whatever is seen."""
+    result = ActResult(action)
+    return lambda *_: result

@@ -19,8 +19,16 @@ COPIED_BYTES = 256 << 20
 """The most that is copied for writing in the background; with more, the caller waits instead."""
 
 
+class CheckpointContent(NamedTuple):
+    """What a step checkpoint is to hold."""
+
+    env_steps: int
+    parts: Mapping[str, StateTree]
+    info: Mapping[str, Any]
+
+
 class Written(NamedTuple):
-    """A checkpoint that is there."""
+    """A committed checkpoint."""
 
     path: Path
     env_steps: int
@@ -70,23 +78,19 @@ class CheckpointWriter:
         """Whether the checkpoint that was begun is there, or has failed: `wait` returns at once."""
         return self._job is not None and not self._job.is_alive()
 
-    def write(
-        self, *, env_steps: int, parts: Mapping[str, StateTree], info: Mapping[str, Any]
-    ) -> Written:
+    def write(self, content: CheckpointContent) -> Written:
         """Write a checkpoint now, in this thread."""
-        job = self._prepare(env_steps, parts, info)
+        job = self._prepare(content)
         job.run()
         return self._result(job)
 
-    def begin(
-        self, *, env_steps: int, parts: Mapping[str, StateTree], info: Mapping[str, Any]
-    ) -> None:
+    def begin(self, content: CheckpointContent) -> None:
         """Write a checkpoint of this moment while the caller goes on; `wait` gives its outcome.
 
         If more than `COPIED_BYTES` beside the rows would have to be copied for it, it is written
         before this returns.
         """
-        job = self._prepare(env_steps, parts, info)
+        job = self._prepare(content)
         if job.checkpoint.copied_bytes <= COPIED_BYTES:
             job.checkpoint.detach()
             job.start()
@@ -106,39 +110,32 @@ class CheckpointWriter:
             job.join()
         return self._result(job)
 
-    def _prepare(
-        self, env_steps: int, parts: Mapping[str, StateTree], info: Mapping[str, Any]
-    ) -> _Job:
+    def _prepare(self, content: CheckpointContent) -> _Job:
         assert self._job is None, "wait for the checkpoint that was begun"
         checkpoint = PreparedCheckpoint(
-            self._directory,
-            kind="step",
-            env_steps=env_steps,
-            parts=parts,
-            info=info,
-            earlier=self._earlier,
+            self._directory, kind="step", earlier=self._earlier, **content._asdict()
         )
         return _Job(checkpoint, self._directory, self._keep)
 
     def _result(self, job: _Job) -> Written:
-        if job.written is not None:
-            self._earlier = job.written
+        if job.saved_rows is not None:
+            self._earlier = job.saved_rows
         if job.error is not None:
             raise job.error
-        assert job.written is not None
-        return Written(job.written.folder, job.checkpoint.env_steps)
+        assert job.saved_rows is not None
+        return Written(job.saved_rows.folder, job.checkpoint.env_steps)
 
 
 class _Job(threading.Thread):
     def __init__(self, checkpoint: PreparedCheckpoint, directory: Path, keep: int) -> None:
         super().__init__(name="checkpoint", daemon=True)
         self.checkpoint, self._directory, self._keep = checkpoint, directory, keep
-        self.written: EarlierRows | None = None
+        self.saved_rows: EarlierRows | None = None
         self.error: Exception | None = None
 
     def run(self) -> None:
         try:
-            _, self.written = self.checkpoint.write()
+            self.saved_rows = self.checkpoint.write()
             prune(self._directory, keep=self._keep)
         except Exception as error:
             self.error = error

@@ -5,8 +5,8 @@ the structure and `PART.safetensors` with the tensors. Rows of a replay memory a
 `PART.NUMBER.safetensors`, of which one that an earlier checkpoint holds is linked, not written
 again; so each directory is complete, and a file goes when the last one that needs it does.
 
-There is no pickle on any path. The SHA-256 sums find accidents; against a forged file protects that
-the format can only hold data, and that every bound is checked. Everything is verified against the
+There is no pickle on any path. The SHA-256 sums detect accidents. Forged files are contained by the
+format, which holds only data, and by a check of every bound. Everything is verified against the
 manifest before it is parsed.
 """
 
@@ -27,7 +27,6 @@ from typing import Any, Literal, TypeVar
 from torch import Tensor
 
 from rl_training.errors import CheckpointError, NonFiniteError, RLTrainingError, UsageError
-from rl_training.storage.checkpoint_names import DIRECTORY, age, list_checkpoints
 from rl_training.storage.files import (
     fsync_directory,
     make_directory,
@@ -38,15 +37,18 @@ from rl_training.storage.files import (
     with_retries,
 )
 from rl_training.storage.manifest import (
+    CHECKPOINT_DIRECTORY,
     KINDS,
     MANIFEST_NAME,
     MAX_MANIFEST_BYTES,
     SUFFIXES,
     FileEntry,
     damaged,
+    list_checkpoints,
     parse_manifest,
     segment_name,
     segment_part,
+    step_and_revision,
 )
 from rl_training.storage.prepared_checkpoint import (
     MAX_STRUCTURE_BYTES,
@@ -56,10 +58,10 @@ from rl_training.storage.prepared_checkpoint import (
     check_finite,
 )
 from rl_training.storage.rows import RowBlock, SavedRows, segment_block
+from rl_training.storage.runs import ABANDONED_DIR_NAME, CHECKPOINTS_DIR_NAME
 from rl_training.storage.tensor_file import read_tensors
 from rl_training.storage.tree import Decoder, Node, StateTree, join
 
-CHECKPOINTS_DIR_NAME = "checkpoints"
 HASHED_BYTES = 1 << 20  # at a time, so that verifying takes little memory
 PRUNED_ATTEMPTS = 10
 
@@ -70,8 +72,8 @@ class CheckpointGone(CheckpointError):
     """A checkpoint that was deleted while it was read, as a run in progress deletes old ones."""
 
 
-def despite_pruning(action: Callable[[], T]) -> T:
-    """The result of `action`, which finds and reads a checkpoint, begun again if it was deleted."""
+def retry_if_pruned(action: Callable[[], T]) -> T:
+    """The result of `action`, which finds and reads a checkpoint; repeated if that was deleted."""
     for _ in range(PRUNED_ATTEMPTS - 1):
         with suppress(CheckpointGone):
             return action()
@@ -220,8 +222,9 @@ class _PartDecoder(Decoder):
             raise ValueError("rows with fields that fade in another way than by number")
         if not _is_natural(node["kept"]):
             raise ValueError("rows without the number of those kept")
-        self.rows[path] = SavedRows(numbers, self._read_segment, kept=node["kept"], fading=fading)
-        return self.rows[path]
+        rows = SavedRows(numbers, self._read_segment, capacity=node["kept"], fading=fading)
+        self.rows[path] = rows
+        return rows
 
 
 def _is_natural(value: object) -> bool:
@@ -229,8 +232,8 @@ def _is_natural(value: object) -> bool:
 
 
 @contextmanager
-def fitting(checkpoint: Checkpoint, part: str) -> Iterator[None]:
-    """Context in which a part is taken over; whatever fails is a CheckpointError that names it.
+def loading_part(checkpoint: Checkpoint, part: str) -> Iterator[None]:
+    """Context in which a part is loaded; whatever fails is a CheckpointError that names it.
 
     A forged part may fail in any way that Python knows, so nothing is left out.
     """
@@ -260,10 +263,10 @@ def write_checkpoint(
     One of the same kind and step is replaced; at every moment one of the two is there, whole.
     The part `agent` must be finite (NonFiniteError); trouble with the disk is a SaveError.
     """
-    path, _ = PreparedCheckpoint(
+    checkpoint = PreparedCheckpoint(
         checkpoints_dir, kind=kind, env_steps=env_steps, parts=parts, info=info
-    ).write()
-    return path
+    )
+    return checkpoint.write().folder
 
 
 def find_checkpoint(
@@ -275,7 +278,7 @@ def find_checkpoint(
     them all. With `parts` only those are hashed, which spares reading a large replay memory. One
     that a run in progress deletes meanwhile is not damaged: there are newer ones.
     """
-    return despite_pruning(lambda: _find(path, best, parts))
+    return retry_if_pruned(lambda: _find(path, best, parts))
 
 
 def has_checkpoint(run_dir: Path) -> bool:
@@ -320,7 +323,8 @@ def prune(checkpoints_dir: Path, *, keep: int) -> None:
             list_checkpoints(checkpoints_dir, "step"),
             list_checkpoints(checkpoints_dir, "best"),
         )
-        safe = [name for name in bests if steps and age(name)[0] <= age(steps[-1])[0]]
+        newest_step = step_and_revision(steps[-1])[0] if steps else -1
+        safe = [name for name in bests if step_and_revision(name)[0] <= newest_step]
         exact = (name for name in reversed(steps) if _is_exact(checkpoints_dir / name))
         kept = {*steps[-keep:], *itertools.islice(exact, 1), *bests[-1:], *safe[-1:]}
         for name in (name for name in steps + bests if name not in kept):
@@ -345,8 +349,9 @@ def set_aside_newer(checkpoints_dir: Path, *, env_steps: int) -> list[Path]:
     moved = []
     for kind in KINDS if checkpoints_dir.is_dir() else ():
         for name in list_checkpoints(checkpoints_dir, kind):
-            if age(name)[0] > env_steps:
-                moved.append(_move_to(checkpoints_dir / name, checkpoints_dir.parent / "abandoned"))
+            if step_and_revision(name)[0] > env_steps:
+                target = checkpoints_dir.parent / ABANDONED_DIR_NAME
+                moved.append(_move_to(checkpoints_dir / name, target))
     return moved
 
 
@@ -374,7 +379,7 @@ def _remove_if_there(path: Path) -> None:
 
 def _candidates(path: Path, kind: str) -> list[Path]:
     """The checkpoints that `path` can mean, newest first."""
-    if (path / MANIFEST_NAME).exists() or DIRECTORY.fullmatch(path.name):
+    if (path / MANIFEST_NAME).exists() or CHECKPOINT_DIRECTORY.fullmatch(path.name):
         return [path]
     inner = path / CHECKPOINTS_DIR_NAME
     folder = inner if inner.is_dir() else path

@@ -1,13 +1,15 @@
-"""The manifest of a checkpoint: what it is, and the size and SHA-256 of each of its files.
+"""The names of checkpoints and of their files, and the manifest, which describes one.
 
-The bytes on disk must equal the one canonical way to write the content, which carries a SHA-256
-of itself: no byte can change unnoticed, and nothing is parsed before its hash was checked.
+A manifest says what a checkpoint is, and the size and SHA-256 of each of its files. The bytes on
+disk must equal the one canonical way to write the content, which carries a SHA-256 of itself: no
+byte can change unnoticed, and nothing is parsed before its hash was checked.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +25,7 @@ MAX_MANIFEST_BYTES = 16 << 20
 MAX_ENV_STEPS = 10**18
 SUFFIXES = (".json", ".safetensors")
 KINDS = ("step", "best")
+CHECKPOINT_DIRECTORY = re.compile(rf"({'|'.join(KINDS)})_([0-9]{{12,18}})(?:-([0-9]{{1,9}}))?")
 
 _PART = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _SEGMENT = re.compile(r"([a-z][a-z0-9_]{0,63})\.([0-9]{12})\.safetensors")
@@ -45,6 +48,19 @@ class Manifest(NamedTuple):
     files: dict[str, FileEntry]
 
 
+def list_checkpoints(folder: Path, kind: str) -> list[str]:
+    """The names of the checkpoints of one kind, oldest first."""
+    names = (name for name in os.listdir(folder) if CHECKPOINT_DIRECTORY.fullmatch(name))
+    return sorted((name for name in names if name.startswith(kind)), key=step_and_revision)
+
+
+def step_and_revision(name: str) -> tuple[int, int]:
+    """The step of a checkpoint, and which of those with that step it is."""
+    match = CHECKPOINT_DIRECTORY.fullmatch(name)
+    assert match is not None
+    return int(match[2]), int(match[3] or 1)
+
+
 def check_part_name(part: str) -> None:
     """Refuse a part name that is not a short lower-case word, or that the manifest uses."""
     if not _PART.fullmatch(part) or part == "manifest":
@@ -61,8 +77,8 @@ def segment_name(part: str, number: int) -> str:
 
 def segment_part(name: str) -> str | None:
     """The part that a segment's file belongs to; None for another file."""
-    found = _SEGMENT.fullmatch(name)
-    return found[1] if found else None
+    match = _SEGMENT.fullmatch(name)
+    return match[1] if match else None
 
 
 def manifest_bytes(

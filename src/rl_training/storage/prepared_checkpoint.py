@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from rl_training.errors import NonFiniteError, SaveError, UsageError
-from rl_training.storage.checkpoint_names import age, list_checkpoints
 from rl_training.storage.files import (
     Bytes,
     fsync_directory,
@@ -43,8 +42,10 @@ from rl_training.storage.manifest import (
     FileEntry,
     check_part_name,
     damaged,
+    list_checkpoints,
     manifest_bytes,
     segment_name,
+    step_and_revision,
 )
 from rl_training.storage.rows import (
     Piece,
@@ -126,8 +127,8 @@ class PreparedCheckpoint:
         """Have `write` stop at the next file or chunk, with nothing written."""
         self._cancelled.set()
 
-    def write(self) -> tuple[Path, EarlierRows]:
-        """Write it; the rows it then holds are those a next one need not write."""
+    def write(self) -> EarlierRows:
+        """Write it; gives the rows it then holds, which a next one need not write."""
         try:
             return self._commit()
         except OSError as error:
@@ -137,7 +138,7 @@ class PreparedCheckpoint:
             for plan in self._plans:
                 plan.rows.log.release()
 
-    def _commit(self) -> tuple[Path, EarlierRows]:
+    def _commit(self) -> EarlierRows:
         # Each step is tried again on its own: rows are released once their file is written.
         folder = self._target.parent
         with_retries(lambda: make_directory(folder))
@@ -156,7 +157,7 @@ class PreparedCheckpoint:
             manifest = manifest_bytes(self._kind, self.env_steps, self._info, files)
             self._write_file(temporary / MANIFEST_NAME, lambda: [manifest])
             with_retries(lambda: fsync_directory(temporary))
-            return _install(temporary, self._target), EarlierRows(self._target, rows)
+            return EarlierRows(_install(temporary, self._target), rows)
 
     def _write_rows(self, folder: Path, part: str, plan: _RowPlan) -> list[Segment]:
         """Write what is new, oldest first, and link the rest; gives all segments in order."""
@@ -256,7 +257,7 @@ class _PartEncoder(Encoder):
         ]
         self.plans.append(_RowPlan(path, value, numbered))
         numbers, log = [number for number, _ in numbered], value.log
-        return {"rows": path, "segments": numbers, "kept": log.kept, "fading": log.fading}
+        return {"rows": path, "segments": numbers, "kept": log.capacity, "fading": log.fading}
 
     def _is_there(self, segment: Segment) -> bool:
         name = segment_name(self._part, segment.number)
@@ -314,11 +315,13 @@ def _install(folder: Path, target: Path) -> Path:
     A directory cannot be renamed over a full one, so a successor first stands beside it as
     `NAME-2`, which counts as the newer of the two, and takes the plain name in the end.
     """
-    kind, (step, _) = target.name.partition("_")[0], age(target.name)
-    older = [name for name in list_checkpoints(target.parent, kind) if age(name)[0] == step]
+    kind, (step, _) = target.name.partition("_")[0], step_and_revision(target.name)
+    names = list_checkpoints(target.parent, kind)
+    older = [name for name in names if step_and_revision(name)[0] == step]
     if not older:
         return _rename(folder, target)
-    successor = _rename(folder, target.with_name(f"{target.name}-{age(older[-1])[1] + 1}"))
+    revision = step_and_revision(older[-1])[1] + 1
+    successor = _rename(folder, target.with_name(f"{target.name}-{revision}"))
     for name in older:
         with_retries(partial(remove, target.parent / name))
     return _rename(successor, target)

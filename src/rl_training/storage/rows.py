@@ -27,11 +27,11 @@ from rl_training.storage.tensor_file import STORABLE
 SEGMENT_BYTES = 4 << 20
 """The most a segment holds, one row of every ring aside; also the memory that writing one takes."""
 
-MOST_SMALL_SEGMENTS = 256
+MAX_SMALL_SEGMENTS = 256
 """Segments there may be beyond twice those of full size, before small ones are joined."""
 
-_MOST_ROWS = 1 << 62
-_MOST_KEPT = 1 << 40
+_MAX_ROWS = 1 << 62
+_MAX_CAPACITY = 1 << 40
 
 
 class RowBlock(NamedTuple):
@@ -52,7 +52,7 @@ class Segment(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A stretch of rows of a checkpoint to be written: from memory, or as a segment that exists."""
+    """An interval of rows of a checkpoint to be written: from memory, or as an existing segment."""
 
     begin: np.ndarray
     end: np.ndarray
@@ -79,9 +79,10 @@ class RowSource(ABC):
 class RowLog:
     """Where the rows of a buffer are, and which of them a checkpoint being written still needs.
 
-    Row n of ring i is in slot `i * size + n % size` of every array. The latest `kept` finished rows
-    of each ring are there; `final` says how many rows of each ring were ever finished. A field of
-    `fading` is zero in so many of the oldest rows there is room for, whatever it was before.
+    Row n of ring i is in slot `i * size + n % size` of every array. The latest `capacity` finished
+    rows of each ring are there; `finished` says how many rows of each ring were ever finished.
+    `fading` maps a field to the number of oldest rows of a full ring in which it reads as zero: an
+    image they need was overwritten.
     """
 
     def __init__(
@@ -89,10 +90,10 @@ class RowLog:
         arrays: Mapping[str, np.ndarray],
         *,
         rings: int,
-        kept: int,
+        capacity: int,
         fading: Mapping[str, int] | None = None,
     ) -> None:
-        self.arrays, self.rings, self.kept = dict(arrays), rings, kept
+        self.arrays, self.rings, self.capacity = dict(arrays), rings, capacity
         self.fading = dict(fading or {})
         self.size = len(next(iter(arrays.values()))) // rings
         self.held = False
@@ -107,9 +108,9 @@ class RowLog:
         """Bytes of one row."""
         return sum(array.nbytes for array in self.arrays.values()) // (self.size * self.rings)
 
-    def first(self, final: np.ndarray) -> np.ndarray:
+    def first(self, finished: np.ndarray) -> np.ndarray:
         """The oldest row of each ring that is still there."""
-        first: np.ndarray = np.maximum(final - self.kept, 0)
+        first: np.ndarray = np.maximum(finished - self.capacity, 0)
         return first
 
     def copy(self, begin: np.ndarray, end: np.ndarray) -> RowBlock:
@@ -118,16 +119,16 @@ class RowLog:
         slots = ring * self.size + number % self.size
         return RowBlock(begin, end, {name: x.take(slots, 0) for name, x in self.arrays.items()})
 
-    def load(self, source: RowSource | Mapping[str, Any], final: np.ndarray) -> None:
+    def load(self, source: RowSource | Mapping[str, Any], finished: np.ndarray) -> None:
         """Write saved rows into the arrays, block by block."""
-        shape = self.kept, self.fading
-        if isinstance(source, SavedRows) and (source.kept, source.fading) != shape:
+        shape = self.capacity, self.fading
+        if isinstance(source, SavedRows) and (source.capacity, source.fading) != shape:
             raise CheckpointError("the saved rows are those of a buffer of another size")
-        first = self.first(final)
+        first = self.first(finished)
         reached = first
         for block in source.blocks() if isinstance(source, RowSource) else [_as_block(source)]:
             self._check(block)
-            if (block.begin > reached).any() or (block.end > final).any():
+            if (block.begin > reached).any() or (block.end > finished).any():
                 raise CheckpointError("the saved rows are not those that the buffer counts")
             ring, number = _numbers(block.begin, block.end)
             there = number >= first[ring]
@@ -136,10 +137,10 @@ class RowLog:
             for name, array in self.arrays.items():
                 array[slots] = block.arrays[name][rows]
             for name, count in self.fading.items():
-                faded = number[rows] < (final - self.kept + count)[ring[rows]]
+                faded = number[rows] < (finished - self.capacity + count)[ring[rows]]
                 self.arrays[name][slots[faded]] = 0
             reached = np.maximum(reached, block.end)
-        if (reached < final).any():
+        if (reached < finished).any():
             raise CheckpointError("the saved rows are fewer than those that the buffer counts")
         if isinstance(source, SavedRows):
             source.log = self
@@ -154,7 +155,7 @@ class RowLog:
                 raise CheckpointError(f"expected saved rows of {self.rings} rings, found others")
         if (block.begin < 0).any() or (block.end < block.begin).any():
             raise CheckpointError("the saved rows end before they begin")
-        if (block.end > _MOST_ROWS).any():
+        if (block.end > _MAX_ROWS).any():
             raise CheckpointError("the saved rows have numbers that no buffer reaches")
         count = sum((block.end - block.begin).tolist())
         for name, array in self.arrays.items():
@@ -193,18 +194,18 @@ class RowLog:
 class Rows(RowSource):
     """The finished rows of a log at one moment: not a copy, but they stay while it is held."""
 
-    def __init__(self, log: RowLog, final: np.ndarray) -> None:
-        self.log, self.final = log, final.astype(np.int64)
-        self.first = log.first(self.final)
+    def __init__(self, log: RowLog, finished: np.ndarray) -> None:
+        self.log, self.finished = log, finished.astype(np.int64)
+        self.first = log.first(self.finished)
 
     def blocks(self) -> Iterator[RowBlock]:
         """Copies of at most `SEGMENT_BYTES` each."""
-        for piece in _split(Piece(self.first, self.final), self.log.row_bytes):
+        for piece in _split(Piece(self.first, self.finished), self.log.row_bytes):
             yield self.log.copy(piece.begin, piece.end)
 
     def whole(self) -> dict[str, Any]:
         """All of them."""
-        return self.log.copy(self.first, self.final)._asdict()
+        return self.log.copy(self.first, self.finished)._asdict()
 
 
 class SavedRows(RowSource):
@@ -215,10 +216,10 @@ class SavedRows(RowSource):
         numbers: Sequence[int],
         read: Callable[[int], tuple[RowBlock, FileEntry]],
         *,
-        kept: int,
+        capacity: int,
         fading: Mapping[str, int],
     ) -> None:
-        self.numbers, self.kept, self.fading = numbers, kept, fading
+        self.numbers, self.capacity, self.fading = numbers, capacity, fading
         self.segments: list[Segment] = []
         self.log: RowLog | None = None  # the one that the rows were loaded into
         self._read = read
@@ -234,16 +235,16 @@ class SavedRows(RowSource):
     def whole(self) -> dict[str, Any]:
         """All rows in memory at once, without those that were overwritten before the save."""
         blocks = list(self.blocks())
-        final = blocks[-1].end
-        if self.kept > _MOST_KEPT or not set(self.fading) <= set(blocks[0].arrays):
+        finished = blocks[-1].end
+        if self.capacity > _MAX_CAPACITY or not set(self.fading) <= set(blocks[0].arrays):
             raise CheckpointError("the saved rows are not those of a buffer")
-        size = (self.kept + 1) * len(final)
+        size = (self.capacity + 1) * len(finished)
         fields = blocks[0].arrays.items()
         # Memory that the system gives only where rows are written.
         arrays = {name: np.zeros((size, *x.shape[1:]), x.dtype) for name, x in fields}
-        log = RowLog(arrays, rings=len(final), kept=self.kept, fading=self.fading)
-        log.load(self, final)
-        return Rows(log, final).whole()
+        log = RowLog(arrays, rings=len(finished), capacity=self.capacity, fading=self.fading)
+        log.load(self, finished)
+        return Rows(log, finished).whole()
 
 
 def plan_segments(rows: Rows, earlier: Sequence[Segment]) -> list[Piece]:
@@ -255,19 +256,19 @@ def plan_segments(rows: Rows, earlier: Sequence[Segment]) -> list[Piece]:
     pieces: list[Piece] = []
     reached = rows.first
     for segment in earlier:
-        if segment.end.shape != reached.shape or (segment.end > rows.final).any():
+        if segment.end.shape != reached.shape or (segment.end > rows.finished).any():
             continue
         if (segment.end > reached).any():
             if (segment.begin > reached).any():
                 pieces.append(Piece(reached, np.maximum(segment.begin, reached)))
             pieces.append(Piece(segment.begin, segment.end, segment))
             reached = np.maximum(reached, segment.end)
-    if (rows.final > reached).any() or not pieces:
-        pieces.append(Piece(reached, rows.final))
+    if (rows.finished > reached).any() or not pieces:
+        pieces.append(Piece(reached, rows.finished))
     row_bytes = rows.log.row_bytes
-    room = rows.log.kept * rows.log.rings * row_bytes
-    most = MOST_SMALL_SEGMENTS + 2 * math.ceil(room / SEGMENT_BYTES)
-    while len(pieces) > most:
+    room = rows.log.capacity * rows.log.rings * row_bytes
+    limit = MAX_SMALL_SEGMENTS + 2 * math.ceil(room / SEGMENT_BYTES)
+    while len(pieces) > limit:
         _join_smallest(pieces, rows.first)
     return [part for piece in pieces for part in _split(piece, row_bytes)]
 

@@ -33,6 +33,9 @@ LOCK_NAME = ".lock"
 METADATA_NAME = "metadata.json"
 SUMMARY_NAME = "summary.json"
 CONFIG_NAME = "config.yaml"
+CHECKPOINTS_DIR_NAME = "checkpoints"
+ABANDONED_DIR_NAME = "abandoned"
+DIVERGENCE_DIR_NAME = "divergence"
 
 _FIGURES = ("global_step", "eval/return_mean", "rollout/episode_return")
 
@@ -103,7 +106,7 @@ def _first_free(output_dir: Path, name: str, *, attempts: int) -> Path:
 
 def refuse_links(run_dir: Path | None) -> None:
     """Refuse to continue a run whose directories lie elsewhere: files there would be deleted."""
-    for name in ("checkpoints", "abandoned", "divergence"):
+    for name in (CHECKPOINTS_DIR_NAME, ABANDONED_DIR_NAME, DIVERGENCE_DIR_NAME):
         if run_dir is not None and (run_dir / name).is_symlink():
             raise RunError(
                 f"{run_dir / name} is a symbolic link; a run writes and deletes only in its own "
@@ -164,9 +167,9 @@ class RunLock:
 
     def _acquire(self, descriptor: int) -> None:
         # A short patience, because `is_locked` holds the lock for an instant to look at it.
-        give_up = time.monotonic() + _LOCK_PATIENCE_S
+        deadline = time.monotonic() + _LOCK_PATIENCE_S
         while not _try_lock(descriptor, fcntl.LOCK_EX, self._path):
-            if time.monotonic() > give_up:
+            if time.monotonic() > deadline:
                 holder = os.pread(descriptor, 1000, 0).decode(errors="replace").strip()
                 raise RunInUse(
                     f"{self._path.parent} is in use by another process ({holder or 'unknown'}): "

@@ -19,16 +19,17 @@ from typing import Any
 
 from rl_training.config.loading import dump_yaml
 from rl_training.config.train_config import TrainConfig
+from rl_training.envs.snapshots.vector import Level
 from rl_training.errors import RLTrainingError, RunError
 from rl_training.experiment.registry import get_spec, resolve_config, train_config
 from rl_training.runtime.resume import refuse_unserialized
 from rl_training.runtime.transcript import parse_transcript
 from rl_training.storage.checkpoints import find_checkpoint
-from rl_training.storage.runs import METADATA_NAME
+from rl_training.storage.runs import CHECKPOINTS_DIR_NAME, METADATA_NAME
 from rl_training.storage.tree import tree_hash
 
 DEFAULT_STEPS = 2_000
-_CUTS = 3
+_NUM_CONTINUATIONS = 3
 _RUN = "run"
 # Imported once, by the server that the processes are forked from; no environment is among them.
 _PRELOADED = [
@@ -40,8 +41,8 @@ _PRELOADED = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cut:
-    """A continuation from one checkpoint: where it began, and the first difference, if any."""
+class Continuation:
+    """What continuing from one checkpoint showed: where it began, and the first difference."""
 
     env_steps: int
     difference: str
@@ -51,23 +52,25 @@ class Cut:
 class Comparison:
     """What the environments claim, and what continuing from each checkpoint showed."""
 
-    level: str
+    level: Level
     reason: str
-    cuts: list[Cut]
+    continuations: list[Continuation]
 
     @property
     def exact(self) -> bool:
         """Whether resuming is exact, claimed and seen."""
-        return self.level != "statistical" and not any(cut.difference for cut in self.cuts)
+        return self.level != "statistical" and not any(
+            each.difference for each in self.continuations
+        )
 
 
 def show_comparison(config: TrainConfig, steps: int, say: Callable[[str], None]) -> bool:
     """Compare, and say what was found; whether resuming is exact."""
     found = compare_resumed(config, steps)
     say(f"resume level: {found.level} ({found.reason})")
-    for cut in found.cuts:
-        outcome = f"differs: {cut.difference}" if cut.difference else "the same to the bit"
-        say(f"continued from step {cut.env_steps}: {outcome}")
+    for each in found.continuations:
+        outcome = f"differs: {each.difference}" if each.difference else "the same to the bit"
+        say(f"continued from step {each.env_steps}: {outcome}")
     if found.exact:
         at = "" if found.level == "exact" else " from the checkpoints at its interval"
         say(f"verdict: a resumed run is the one that was never stopped, to the bit{at}")
@@ -87,12 +90,14 @@ def compare_resumed(config: TrainConfig, steps: int = DEFAULT_STEPS) -> Comparis
         straight = Path(folder) / "straight"
         _in_new_process(short, straight, None)
         metadata = json.loads((straight / _RUN / METADATA_NAME).read_text())
-        marks = sorted((straight / _RUN / "checkpoints").glob("step_*"))
-        cuts = [
-            _continued(short, straight, Path(folder) / mark.name, mark.name) for mark in marks[:-1]
-        ]
+        checkpoints = sorted((straight / _RUN / CHECKPOINTS_DIR_NAME).glob("step_*"))
         return Comparison(
-            level=metadata["resume_level"], reason=metadata["resume_level_reason"], cuts=cuts
+            level=metadata["resume_level"],
+            reason=metadata["resume_level_reason"],
+            continuations=[
+                _continued(short, straight, Path(folder) / path.name, path.name)
+                for path in checkpoints[:-1]
+            ],
         )
 
 
@@ -109,8 +114,8 @@ def _short(config: TrainConfig, steps: int) -> TrainConfig:
         changes["buffer_size"] = max(changes["buffer_size"], total // 2)
     return config.with_changes(
         total_timesteps=total,
-        checkpoint_interval=max(1, total // (_CUTS + 1) + config.num_envs),
-        keep_checkpoints=_CUTS + 2,
+        checkpoint_interval=max(1, total // (_NUM_CONTINUATIONS + 1) + config.num_envs),
+        keep_checkpoints=_NUM_CONTINUATIONS + 2,
         eval_interval=0,
         final_eval_episodes=0,
         callbacks=[],
@@ -119,9 +124,9 @@ def _short(config: TrainConfig, steps: int) -> TrainConfig:
     )
 
 
-def _continued(short: TrainConfig, straight: Path, folder: Path, name: str) -> Cut:
+def _continued(short: TrainConfig, straight: Path, folder: Path, name: str) -> Continuation:
     """Go on from the checkpoint of that name, without those after it, in a new process."""
-    checkpoints = shutil.copytree(straight, folder) / _RUN / "checkpoints"
+    checkpoints = shutil.copytree(straight, folder) / _RUN / CHECKPOINTS_DIR_NAME
     for later in checkpoints.glob("step_*"):
         if later.name > name:
             shutil.rmtree(later)
@@ -130,22 +135,24 @@ def _continued(short: TrainConfig, straight: Path, folder: Path, name: str) -> C
     (entry,) = json.loads((folder / _RUN / METADATA_NAME).read_text())["resumed_from"]
     verification = entry["verification"]
     if verification["verdict"] == "differs":  # found when it was resumed, nothing comes before it
-        return Cut(env_steps=begun, difference=verification["detail"])
+        return Continuation(env_steps=begun, difference=verification["detail"])
     difference = _first_difference(straight / _RUN, folder / _RUN, short.num_envs, name)
-    return Cut(env_steps=begun, difference=difference)
+    return Continuation(env_steps=begun, difference=difference)
 
 
 def _first_difference(straight: Path, resumed: Path, num_envs: int, since: str) -> str:
-    for path in sorted((straight / "checkpoints").glob("step_*")):
+    for path in sorted((straight / CHECKPOINTS_DIR_NAME).glob("step_*")):
         if path.name <= since:
             continue
-        pair = [find_checkpoint(run / "checkpoints" / path.name) for run in (straight, resumed)]
+        pair = [
+            find_checkpoint(run / CHECKPOINTS_DIR_NAME / path.name) for run in (straight, resumed)
+        ]
         if not all(checkpoint.has("transcript") for checkpoint in pair):
             continue
-        (start, mine), (_, theirs) = (
+        (start, uninterrupted), (_, continued) = (
             parse_transcript(checkpoint.read("transcript"), num_envs) for checkpoint in pair
         )
-        if difference := mine.first_difference(theirs):
+        if difference := uninterrupted.first_difference(continued):
             return f"after step {start.env_steps}, {difference}"
     before, after = run_state(straight), run_state(resumed)
     differing = [name for name in before if before[name] != after.get(name)]

@@ -38,8 +38,8 @@ class SnapshotUnavailable(Exception):
 def is_constant(value: Any) -> bool:
     """Whether the value belongs to the program rather than to the state: code, types, loggers.
 
-    A function that a module holds is program, whatever hangs on it (`program` watches over that);
-    one made at run time is state if something does.
+    A function that a module holds is program, whatever hangs on it (`global_state` watches over
+    that); one made at run time is state if something does.
     """
     if isinstance(value, types.FunctionType):
         parts = value.__closure__, value.__defaults__, value.__kwdefaults__, value.__dict__
@@ -127,11 +127,12 @@ def class_name(cls: type) -> str | None:
 
 
 # Whatever their classes do when an environment uses them, it is not an environment's business:
-# their instances are written to where a live one stands, and never made.
+# their instances are written to where a live one stands, and never made. What these packages keep
+# in globals is no state of an environment either.
 LIBRARIES = frozenset({"gymnasium", "numpy", "rl_training", "torch"})
 
 
-def packages_of(layers: Sequence[object]) -> frozenset[str]:
+def allowed_packages(layers: Sequence[object]) -> frozenset[str]:
     """The top-level packages whose classes a state of these layers may ask for.
 
     They are the environment's own and those that the modules of its classes import. An instance of

@@ -47,7 +47,7 @@ class ObjectEncoder(Encoder):
         super().__init__()
         self._limit = MAX_VALUES if limit is None else limit
         self._layers = {id(layer): index for index, layer in enumerate(layers)}
-        self._packages = classes.packages_of(layers) | classes.LIBRARIES
+        self._packages = classes.allowed_packages(layers) | classes.LIBRARIES
         self._nodes: dict[int, dict[str, Node]] = {}
         self._table: dict[int, str] = {}
         self._alive: list[object] = []  # an id is a name only while its object lives
@@ -231,7 +231,7 @@ class ObjectDecoder(Decoder):
     def __init__(self, layers: Sequence[object], state: Encoded) -> None:
         super().__init__(state.arrays)
         self._layers = layers
-        self._packages = classes.packages_of(layers)
+        self._packages = classes.allowed_packages(layers)
         self._shared: dict[str, Node] = state.node["shared"]
         self._restored: dict[str, Any] = {}
         self._taken = {id(layer) for layer in layers} | _module_constants(layers)

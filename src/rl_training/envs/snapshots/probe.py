@@ -24,8 +24,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 Env = gym.Env[Any, Any]
 Venv = VectorEnv[Any, Any, Any]
 
-_STINT_STEPS = 1_200
-_STINT_SECONDS = 0.5
+_PLAYBACK_STEPS = 1_200
+_PLAYBACK_SECONDS = 0.5
 _MAX_KEPT = 4096  # bytes of an array; whole episodes of images would fill the memory
 
 
@@ -42,8 +42,8 @@ def endless_actions(env: Env | Venv, *, seed: int) -> Iterator[Any]:
         yield space.sample()
 
 
-class Stint(NamedTuple):
-    """The actions of a stretch, all that training would see of it, and how many episodes ended."""
+class Playback(NamedTuple):
+    """The actions played, all that training would see of them, and how many episodes ended."""
 
     actions: list[Any]
     record: list[Any]
@@ -55,7 +55,7 @@ class Stint(NamedTuple):
 
 
 def ends_of_episodes(number: int) -> str:
-    """So many ends, in words."""
+    """The number of ends, in words."""
     return f"{number or 'no'} end{'s' * (number != 1)} of episodes"
 
 
@@ -64,25 +64,25 @@ def play(env: Env | Venv, actions: Iterable[Any]) -> list[Any]:
     return [part for action in actions for part in _step(env, action)[0]]
 
 
-def play_on(env: Env | Venv, actions: Iterator[Any], *, beyond: int) -> Stint:
+def play_past_episode_end(env: Env | Venv, actions: Iterator[Any], *, beyond: int) -> Playback:
     """Play until an episode has ended in each environment and `beyond` more steps are made.
 
     It stops after 1,200 steps or half a second, whatever has ended by then, but not before
     `beyond` steps.
     """
-    give_up = time.monotonic() + _STINT_SECONDS
+    deadline = time.monotonic() + _PLAYBACK_SECONDS
     played: list[Any] = []
     record: list[Any] = []
     ends, left = np.zeros(1, np.int64), beyond
-    while left and len(played) < _STINT_STEPS:
-        if len(played) >= beyond and time.monotonic() > give_up:
+    while left and len(played) < _PLAYBACK_STEPS:
+        if len(played) >= beyond and time.monotonic() > deadline:
             break
         played.append(next(actions))
         answers, ended = _step(env, played[-1])
         record += answers
         ends = ends + np.atleast_1d(ended)
         left -= bool(np.all(ends))
-    return Stint(played, record, int(ends.sum()))
+    return Playback(played, record, int(ends.sum()))
 
 
 def _step(env: Env | Venv, action: Any) -> tuple[list[Any], Any]:
@@ -93,40 +93,42 @@ def _step(env: Env | Venv, action: Any) -> tuple[list[Any], Any]:
     answer = [obs, np.asarray(reward), terminated, truncated]
     if vector:
         answer.append(info.get("final_obs"))
-    answers, ended = [kept(answer)], np.logical_or(terminated, truncated)
+    answers, ended = [copy_or_digest(answer)], np.logical_or(terminated, truncated)
     if not resets_itself and np.any(ended):
         mask = {"reset_mask": ended} if vector else None
-        answers.append(kept(env.reset(options=mask)[0]))
+        answers.append(copy_or_digest(env.reset(options=mask)[0]))
     return answers, ended
 
 
-def kept(answer: Any) -> Any:
+def copy_or_digest(answer: Any) -> Any:
     """A copy, as the environment may reuse its arrays; of a large array, a digest."""
     if isinstance(answer, np.ndarray) and answer.nbytes > _MAX_KEPT and answer.dtype != object:
         return [answer.shape, answer.dtype.str, blake2b(answer.tobytes()).digest()]
     if isinstance(answer, (list, tuple)):
-        return [kept(part) for part in answer]
+        return [copy_or_digest(part) for part in answer]
     if isinstance(answer, dict):
-        return {key: kept(part) for key, part in answer.items()}
+        return {key: copy_or_digest(part) for key, part in answer.items()}
     return copy.deepcopy(answer)
 
 
 def play_episode(env: Env | Venv, actions: Iterable[Any], *, seed: int | None) -> list[Any]:
     """Reset, then play."""
     obs, _ = env.reset(seed=seed)
-    return [kept(obs), *play(env, actions)]
+    return [copy_or_digest(obs), *play(env, actions)]
 
 
-def same(left: object, right: object) -> bool:
+def bitwise_equal(left: object, right: object) -> bool:
     """Whether two records are equal to the bit, NaN included."""
     if isinstance(left, np.ndarray) and isinstance(right, np.ndarray) and left.dtype != object:
         if left.dtype != right.dtype or left.shape != right.shape:
             return False
         return left.tobytes() == right.tobytes()
     if isinstance(left, dict) and isinstance(right, dict):
-        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+        return left.keys() == right.keys() and all(
+            bitwise_equal(left[key], right[key]) for key in left
+        )
     if isinstance(left, (list, tuple, np.ndarray)) and isinstance(right, type(left)):
-        return len(left) == len(right) and all(map(same, left, right))
+        return len(left) == len(right) and all(map(bitwise_equal, left, right))
     return bool(left == right)
 
 

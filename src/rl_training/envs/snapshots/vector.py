@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import gymnasium as gym
 import numpy as np
@@ -19,13 +19,13 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from rl_training.envs.async_vector_env import QuickAsyncVectorEnv
 from rl_training.envs.snapshots import probe
 from rl_training.envs.snapshots.classes import SnapshotUnavailable
-from rl_training.envs.snapshots.layers import layers_of, load_layers, save_layers
-from rl_training.envs.snapshots.program import (
+from rl_training.envs.snapshots.global_state import (
     attribute_data,
     changed_data,
     clear_caches,
-    program_data,
+    global_state_digests,
 )
+from rl_training.envs.snapshots.layers import layers_of, load_layers, save_layers
 from rl_training.envs.stacking import frames_of
 from rl_training.envs.vector_envs import EnvFailure
 from rl_training.errors import CheckpointError, safe_text
@@ -79,7 +79,7 @@ class SnapshotEnv(gym.Wrapper[Any, Any, Any, Any]):
 
         A worker's global generators are its environment's, and no checkpoint holds them.
         """
-        if not probe.same(self._generators, probe.global_generators()):
+        if not probe.bitwise_equal(self._generators, probe.global_generators()):
             reason = "it draws from a global random generator in its worker"
             return {"unavailable": f"env {self.env_index}: {reason}"}
         try:
@@ -87,9 +87,9 @@ class SnapshotEnv(gym.Wrapper[Any, Any, Any, Any]):
         except SnapshotUnavailable as error:
             return {"unavailable": f"env {self.env_index}: {error}"}
 
-    def program_state(self) -> dict[str, int]:
-        """Digests of the data that this environment's code keeps outside of it."""
-        return program_data(_env_layers(self))
+    def global_state(self) -> dict[str, int]:
+        """Digests of the global state that this environment's code keeps."""
+        return global_state_digests(_env_layers(self))
 
     def attributes(self) -> dict[str, int]:
         """Digests of the attributes of this environment that can be saved."""
@@ -170,17 +170,17 @@ def _batches(venv: VectorEnv[Any, Any, Any]) -> dict[str, tuple[Any, tuple[int, 
     return {name: (x.dtype, x.shape) for name, x in held if isinstance(x, np.ndarray)}
 
 
-def program_state(venv: VectorEnv[Any, Any, Any]) -> dict[str, int]:
-    """Digests of the data that the environments' code keeps outside of them, by name.
+def global_state(venv: VectorEnv[Any, Any, Any]) -> dict[str, int]:
+    """Digests of the global state that the environments' code keeps, by name.
 
     The state of an environment holds none of it, so it must not have changed since the first reset
     when a checkpoint claims to be exact.
     """
-    data = program_data(_layers_here(venv))
+    data = global_state_digests(_layers_here(venv))
     base = layers_of(venv)[-1]
     if isinstance(base, _IN_WORKERS):
         _check_workers(base)
-        for index, state in enumerate(base.call("program_state")):
+        for index, state in enumerate(base.call("global_state")):
             data |= {f"{name} (env {index})": digest for name, digest in state.items()}
     return data
 
@@ -193,13 +193,16 @@ def packages_of(venv: VectorEnv[Any, Any, Any]) -> list[str]:
     return _packages(_layers_here(venv))
 
 
-def outside_data(before: dict[str, int], venv: VectorEnv[Any, Any, Any]) -> str:
-    """What of the program's data has changed since `before`, as a reason; empty if nothing."""
-    changed = changed_data(before, program_state(venv))
+def global_state_change(before: dict[str, int], venv: VectorEnv[Any, Any, Any]) -> str:
+    """What of the global state has changed since `before`, as a reason; empty if nothing."""
+    changed = changed_data(before, global_state(venv))
     if not changed:
         return ""
     more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
     return f"data outside the environment has changed: {', '.join(changed[:3])}{more}"
+
+
+Level: TypeAlias = Literal["exact", "boundary", "statistical"]
 
 
 class ResumeLevel(NamedTuple):
@@ -209,7 +212,7 @@ class ResumeLevel(NamedTuple):
     so a run that cuts its episodes at checkpoints can be repeated. `statistical`: neither.
     """
 
-    level: Literal["exact", "boundary", "statistical"]
+    level: Level
     reason: str
 
 
@@ -247,11 +250,11 @@ def _find_level(
     generators = probe.global_generators()
     actions = probe.endless_actions(first, seed=seed)
     start, _ = first.reset(seed=seed)
-    start, outside = probe.kept(start), _program_state(first)
+    start, initial = probe.copy_or_digest(start), _global_state(first)
     beyond = int(np.random.default_rng(seed).integers(10, 31))
-    before = probe.play_on(first, actions, beyond=beyond)
-    trouble = _restore_trouble(first, second := build(), outside, seed)
-    after = probe.play_on(first, actions, beyond=20)
+    before = probe.play_past_episode_end(first, actions, beyond=beyond)
+    trouble = _restore_trouble(first, second := build(), initial, seed)
+    after = probe.play_past_episode_end(first, actions, beyond=20)
     if not trouble:
         trouble = _replay_trouble(first, second, after)
     if not trouble:
@@ -263,13 +266,13 @@ def _find_level(
     third = build()
     clear_caches(_layers_here(third))
     new = probe.play_episode(third, (), seed=seed)
-    cause = "" if outside is None else outside_data(outside, third)
+    cause = "" if initial is None else global_state_change(initial, third)
     if cause:
         return ResumeLevel("statistical", cause)
     new += probe.play(third, before.actions + after.actions)
-    if not probe.same([start, *before.record, *after.record], new):
+    if not probe.bitwise_equal([start, *before.record, *after.record], new):
         cause = "the same reset seed and actions gave different answers"
-        if not probe.same(generators, probe.global_generators()):
+        if not probe.bitwise_equal(generators, probe.global_generators()):
             cause = "the environment draws from a global random generator, no reset seed fixes it"
     elif outlived := _outlived(first, build, new, before.actions[:20], seed):
         cause = (
@@ -294,7 +297,7 @@ def _outlived(
     A running mean or a curriculum does. What is left of earlier episodes in a simulator, such as
     the order of its contacts, is in no attribute, and nobody misses it.
     """
-    if probe.same(new[: len(actions) + 1], probe.play_episode(used, actions, seed=seed)):
+    if probe.bitwise_equal(new[: len(actions) + 1], probe.play_episode(used, actions, seed=seed)):
         return ""
     attributes = []
     for venv in (used, build()):
@@ -312,10 +315,10 @@ def _attributes(venv: VectorEnv[Any, Any, Any]) -> dict[str, int]:
     return data
 
 
-def _program_state(venv: VectorEnv[Any, Any, Any]) -> dict[str, int] | None:
+def _global_state(venv: VectorEnv[Any, Any, Any]) -> dict[str, int] | None:
     """None where it is out of sight, as the environments' state is then."""
     try:
-        return program_state(venv)
+        return global_state(venv)
     except SnapshotUnavailable:
         return None
 
@@ -323,13 +326,13 @@ def _program_state(venv: VectorEnv[Any, Any, Any]) -> dict[str, int] | None:
 def _restore_trouble(
     first: VectorEnv[Any, Any, Any],
     second: VectorEnv[Any, Any, Any],
-    outside: dict[str, int] | None,
+    initial: dict[str, int] | None,
     seed: int,
 ) -> str:
     """What keeps `second` from taking over the state of `first`; empty if nothing."""
     try:
         state = save_vector_state(first)
-        if outside is not None and (changed := outside_data(outside, first)):
+        if initial is not None and (changed := global_state_change(initial, first)):
             return changed
         second.reset(seed=seed + 1000)
         load_vector_state(second, state)
@@ -339,17 +342,17 @@ def _restore_trouble(
 
 
 def _replay_trouble(
-    first: VectorEnv[Any, Any, Any], second: VectorEnv[Any, Any, Any], after: probe.Stint
+    first: VectorEnv[Any, Any, Any], second: VectorEnv[Any, Any, Any], after: probe.Playback
 ) -> str:
     """What keeps `second` from going on like `first` did in `after`; empty if nothing.
 
     The unseeded reset shows whether the generators went along.
     """
     clear_caches(_layers_here(second))
-    same = probe.same(after.record, probe.play(second, after.actions)) and probe.same(
+    same = probe.bitwise_equal(after.record, probe.play(second, after.actions))
+    if same and probe.bitwise_equal(
         *(probe.play_episode(venv, after.actions[:5], seed=None) for venv in (first, second))
-    )
-    if same:
+    ):
         return ""
     return "after a save and a restore it went another way: some state is outside its attributes"
 

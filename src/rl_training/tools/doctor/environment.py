@@ -174,19 +174,19 @@ def _compare_seeds(build: Callable[[], Env], used: Env, actions: list[Any]) -> l
     generators = probe.global_generators()
     new = build()
     played = probe.play_episode(new, actions, seed=SEED)
-    if not probe.same(played, probe.play_episode(build(), actions, seed=SEED)):
+    if not probe.bitwise_equal(played, probe.play_episode(build(), actions, seed=SEED)):
         cause = "; draw from self.np_random, which reset(seed=...) seeds"
-        if not probe.same(generators, probe.global_generators()):
+        if not probe.bitwise_equal(generators, probe.global_generators()):
             cause = f": it draws from a global random generator{cause}"
         text = f"the same seed and actions gave different answers in two environments{cause}"
         return [Finding("warning", "determinism", text)]
     determinism = Finding(
         "ok", "determinism", f"the same seed and {len(actions)} actions gave the same to the bit"
     )
-    if not probe.same(played, probe.play_episode(used, actions, seed=SEED)):
+    if not probe.bitwise_equal(played, probe.play_episode(used, actions, seed=SEED)):
         text = "after reset with the same seed a used environment answers otherwise than a new one"
         determinism = Finding("warning", "determinism", f"{text}: reset leaves something behind")
-    if probe.same(played, probe.play_episode(new, actions, seed=SEED + 1)):
+    if probe.bitwise_equal(played, probe.play_episode(new, actions, seed=SEED + 1)):
         text = "another seed changed nothing: every episode starts and goes alike"
         return [determinism, Finding("warning", "seeds", text)]
     return [determinism, Finding("ok", "seeds", "another seed gives other episodes")]

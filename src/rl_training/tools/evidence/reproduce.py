@@ -14,7 +14,7 @@ from rl_training.errors import UsageError
 from rl_training.experiment.manager import ExperimentManager, parse_seeds
 from rl_training.experiment.registry import resolve_config
 from rl_training.experiment.statistics import more_failures_by_chance
-from rl_training.runtime.trust import guarded, refuse_untrusted
+from rl_training.runtime.trust import refuse_untrusted, without_untrusted
 from rl_training.storage.files import write_json
 from rl_training.storage.runs import slug
 from rl_training.tools.evidence.card import Card, Figures, SeedRecord, read_card, seeds_text
@@ -97,7 +97,7 @@ def reproduce(
             f"{unknown[0]}"
         )
     if not trust:
-        refuse_untrusted(guarded(card.configuration), source=f"{path} names")
+        refuse_untrusted(without_untrusted(card.configuration), source=f"{path} names")
     config = resolve_config(card.configuration).config
     directory = runs / "reproduce" / f"{slug(card.config)}-{card.digest[:8]}"
     compared = (directory / COMPARED_NAME).exists()

@@ -1,8 +1,8 @@
-"""Data of the program: what an environment's code keeps in modules, classes and functions.
+"""Global state that an environment's code keeps in modules, classes and functions.
 
 No walk over an environment's attributes finds it, and a new process begins with it anew. So it must
-not have changed when a checkpoint claims to be exact. Looked at is what the code of the environment
-can reach by name: globals of modules, attributes of classes, and what hangs on functions.
+not have changed when a checkpoint claims to be exact. What counts is what the environment's code
+can reach by name: globals of modules, attributes of classes, and what functions carry.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from rl_training.envs.snapshots import classes
 from rl_training.envs.snapshots.layers import SKIPPED, SPACES
 from rl_training.envs.snapshots.objects import ObjectEncoder
 
-# Tested as they are, and large; what they keep for themselves is no state of an environment.
-_LIBRARIES = frozenset({"gymnasium", "numpy", "rl_training", "torch"})
 _WATCHING = (wrappers.OrderEnforcing, wrappers.PassiveEnvChecker, wrappers.RecordEpisodeStatistics)
 _MAX_VISITED = 20_000
 _MAX_VALUES = 20_000  # in one datum; of a larger one only that it is the same object
@@ -34,8 +32,8 @@ _MAX_ARRAY_BYTES = 1 << 24
 _CONTAINERS = (list, tuple, set, frozenset, dict)
 
 
-def program_data(layers: Iterable[object]) -> dict[str, int]:
-    """A digest of each datum that the code of these objects can reach, by `module:name`."""
+def global_state_digests(layers: Iterable[object]) -> dict[str, int]:
+    """A digest of each global value that these objects' code can reach, by `module:name`."""
     return _reached(layers).digests()
 
 
@@ -84,7 +82,7 @@ class _Reached:
         self._data: dict[str, object] = {}
         self._seen: set[object] = set()
         self._packages: set[str] = set()
-        # By name; what an environment itself holds has none, as its state is not the program's.
+        # By name; what an environment itself holds has none, as its state is not global.
         self._pending: list[tuple[str, object]] = []
 
     def enter(self, layer: object) -> None:
@@ -184,7 +182,7 @@ class _Reached:
     def _is_own(self, module: str) -> bool:
         """Whether a module is the environment's own code: of its package, or not installed."""
         package = module.partition(".")[0]
-        if package in sys.stdlib_module_names or package in _LIBRARIES:
+        if package in sys.stdlib_module_names or package in classes.LIBRARIES:
             return package == "__main__"
         if package in self._packages:
             return True
