@@ -110,6 +110,7 @@ def _short(config: TrainConfig, steps: int) -> TrainConfig:
     return config.with_changes(
         total_timesteps=total,
         checkpoint_interval=max(1, total // (_CUTS + 1) + config.num_envs),
+        checkpoint_minutes=0,  # one by the clock would end a stretch elsewhere
         keep_checkpoints=_CUTS + 2,
         eval_interval=0,
         final_eval_episodes=0,
