@@ -16,7 +16,7 @@ PROCESSORS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 \
 	OPENBLAS_CORETYPE=Haswell OPENBLAS_CORETYPE=Zen
 
 # What `make soak` runs, as docs/reliability.md describes it.
-CAMPAIGNS := signals io_errors worker_failures malicious forgeries exactness
+CAMPAIGNS := kills signals io_errors worker_failures malicious forgeries exactness
 
 .PHONY: help setup train test test-release test-all-pythons test-processors soak check evidence bench clean
 .DEFAULT_GOAL := help
@@ -51,7 +51,7 @@ test-processors: $(VENV)/.test ## Run the tests as other processors would round 
 	done; \
 	test -z "$$failed" || { echo "failed with$$failed"; exit 1; }
 
-soak: $(VENV)/.test ## Attack runs with signals, failing disks, forgeries and broken workers (an hour).
+soak: $(VENV)/.test ## Attack runs with kills, signals, failing disks, forgeries and broken workers (an hour).
 	@failed=; for campaign in $(CAMPAIGNS); do \
 	  echo "campaign.$$campaign"; \
 	  (cd tests && ../$(BIN)/python -m campaign.$$campaign) || failed="$$failed $$campaign"; \

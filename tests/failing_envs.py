@@ -184,3 +184,11 @@ class FailingEnv(CountingEnv):
     def _meet(self, phase: str) -> None:
         if self.fails and self.phase == phase and self.kind in FAILURES:
             FAILURES[self.kind]()
+
+
+class HangsInTheEnd(FailingEnv):
+    """Does not return from `close` once it has made `at` steps after a seeded reset."""
+
+    def close(self) -> None:
+        if self.calls >= self.at:
+            _deadlock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import re
@@ -356,24 +357,28 @@ def test_a_run_saves_its_learner_when_a_worker_fails(kind: str, tmp_path: Path) 
     assert not multiprocessing.active_children()
 
 
-def test_a_signal_during_a_step_that_never_returns_saves_the_learner(tmp_path: Path) -> None:
-    """In this process, inside a library: not even Python's handler of the signal runs."""
+def _training(tmp_path: Path, env: str, **env_kwargs: Any) -> CommandLine:
+    """A short run in this process's environments, in a process of its own."""
     settings = {
         "total_timesteps": 400,
-        "env_id": "failing_envs:FailingEnv",
-        "env_kwargs": {"kind": "hangs in a library", "at": 120, "anywhere": True},
+        "env_id": f"failing_envs:{env}",
+        "env_kwargs": {**env_kwargs, "anywhere": True},
         "env_timeout": 0.5,
         "output_dir": str(tmp_path / "runs"),
         "run_name": "run",
         "eval_interval": 0,
+        "final_eval_episodes": 0,
         "learning_starts": 50,
     }
     arguments = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    program = CommandLine(
-        "train", "--config", "dqn/cartpole", *arguments, output=tmp_path / "output"
-    )
+    return CommandLine("train", "--config", "dqn/cartpole", *arguments, output=tmp_path / "output")
+
+
+def test_a_signal_during_a_step_that_never_returns_saves_the_learner(tmp_path: Path) -> None:
+    """In this process, inside a library: not even Python's handler of the signal runs."""
+    program = _training(tmp_path, "FailingEnv", kind="hangs in a library", at=120)
     run_dir = tmp_path / "runs" / "run"
-    wait_until(lambda: _stuck(program.pid, run_dir))
+    wait_until(lambda: _stuck(program.pid))
     program.signal(signal.SIGTERM)
     assert program.wait() == 128 + signal.SIGTERM
     assert "did not return within 0.5 s (env_timeout) after SIGTERM" in program.text()
@@ -381,9 +386,33 @@ def test_a_signal_during_a_step_that_never_returns_saves_the_learner(tmp_path: P
     assert find_checkpoint(run_dir).env_steps == 119
 
 
-def _stuck(pid: int, run_dir: Path) -> bool:
-    """Whether a run has begun and does nothing any more."""
-    if not (run_dir / "metadata.json").exists():
+@pytest.mark.parametrize(("phase", "at"), [("construction", 0), ("step", 5)])
+def test_a_signal_ends_a_run_whose_environment_cannot_be_built_or_tried(
+    phase: str, at: int, tmp_path: Path
+) -> None:
+    program = _training(tmp_path, "FailingEnv", kind="hangs in a library", phase=phase, at=at)
+    wait_until(lambda: _stuck(program.pid))
+    program.signal(signal.SIGTERM)
+    assert program.wait() == 128 + signal.SIGTERM
+    assert "did not return within 0.5 s (env_timeout) after SIGTERM" in program.text()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_signal_ends_a_finished_run_whose_environment_does_not_close(tmp_path: Path) -> None:
+    program = _training(tmp_path, "HangsInTheEnd", phase="close", at=150)
+    wait_until(lambda: _stuck(program.pid))
+    program.signal(signal.SIGTERM)
+    assert program.wait() == 128 + signal.SIGTERM
+    assert "What was learned before is saved." in program.text()
+    summary = json.loads((tmp_path / "runs" / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["global_step"]) == ("finished", 400)
+
+
+def _stuck(pid: int) -> bool:
+    """Whether a run has begun to listen to signals and does nothing any more."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
+    if caught is None or not int(caught[1], 16) >> (signal.SIGTERM - 1) & 1:
         return False
     before = _cpu_ticks(pid)
     time.sleep(0.3)

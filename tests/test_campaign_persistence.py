@@ -1,4 +1,4 @@
-"""The short part of two campaigns: errors of the file system, and signals at random moments."""
+"""The short part of three campaigns: kill -9, errors of the file system, signals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from campaign import io_errors, signals
+from campaign import io_errors, kills, signals
 
 
 @pytest.fixture(scope="module")
@@ -42,3 +42,20 @@ def test_a_signal_at_any_moment_saves_and_a_second_ends_it_at_once() -> None:
         assert list(signals.trial(number, share * seconds, end)) == []
     assert list(signals.second_signal(signal.SIGUSR2, 0.4 * seconds)) == []
     assert list(signals.trial(signal.SIGTERM, 0.3 * seconds, end, deaf=True)) != []
+
+
+@pytest.fixture(scope="module")
+def dqn_straight() -> kills.Straight:
+    """A DQN run that is not killed."""
+    return kills.straight("dqn")
+
+
+def test_runs_that_are_killed_end_as_if_they_had_not_been(dqn_straight: kills.Straight) -> None:
+    for algo, clean in (("dqn", dqn_straight), ("ppo", kills.straight("ppo"))):
+        killed, found, _ = kills.campaign(algo, clean, count=4)
+        assert killed == {kills.MOMENT: 2, kills.SAVE: 2}
+        assert found == []
+
+
+def test_kills_find_a_writer_in_place_and_a_forgetful_resume(dqn_straight: kills.Straight) -> None:
+    assert kills.control(dqn_straight) == 2

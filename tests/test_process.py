@@ -159,6 +159,15 @@ def test_after_a_signal_updates_saves_and_calls_that_return_take_their_time(
     assert not watched.gave_up.is_set()
 
 
+def test_calls_within_a_call_are_part_of_it() -> None:
+    calls = EnvCalls()
+    with calls.inside():
+        with calls.inside():
+            pass
+        assert calls.count == 1
+    assert calls.count == 2
+
+
 def test_a_call_that_returns_while_the_run_is_saved_stays_where_it_is() -> None:
     calls = EnvCalls()
     calls.enter()

@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from campaign.calls import WriteCalls
 from campaign.forked import Trial, new_directory, tiny_run
 from rl_training.errors import CheckpointError
 from rl_training.experiment.registry import train_config
@@ -34,7 +35,6 @@ from rl_training.testing import final_state
 
 TRANSIENT = ("EIO", "ESTALE", "EAGAIN", "ETIMEDOUT", "ENOSPC", "EDQUOT", "EINTR", "EBUSY")
 PERMANENT = ("EACCES", "EROFS")
-CALLS = ("write", "fsync", "rename", "replace", "open", "mkdir", "ftruncate", "unlink")
 A_WHILE = 12  # calls that fail in a row; a permanent error is not tried again, so 3 of it
 
 
@@ -47,36 +47,21 @@ class Fault(NamedTuple):
     late: bool = False
 
 
-class Faults:
-    """Counts the calls that write inside a directory, and lets some of them fail."""
+class Faults(WriteCalls):
+    """Lets some of the calls that write inside a directory fail."""
 
     def __init__(self, directory: Path, fault: Fault | None) -> None:
-        self.directory, self.fault = str(directory), fault
-        self.count = 0
-        self.names: list[str] = []
+        super().__init__(directory)
+        self.fault = fault
 
-    def install(self) -> None:
-        for name in CALLS:
-            setattr(os, name, partial(self._call, name, getattr(os, name)))
-
-    def _call(self, name: str, original: Callable[..., Any], *args: Any, **keys: Any) -> Any:
-        if not self._writes(name, args):
-            return original(*args, **keys)
-        self.count += 1
-        self.names.append(name)
+    def made(self, name: str, call: Callable[..., Any], *args: Any, **keys: Any) -> Any:
         fault = self.fault
         if fault is None or not fault.at <= self.count < fault.at + fault.times:
-            return original(*args, **keys)
+            return call(*args, **keys)
         number = getattr(errno, fault.kind)
         if fault.late and name != "open":  # the descriptor of an open would be lost
-            original(*args, **keys)
+            call(*args, **keys)
         raise OSError(number, os.strerror(number))
-
-    def _writes(self, name: str, args: tuple[Any, ...]) -> bool:
-        if name == "open" and not args[1] & os.O_CREAT:
-            return False
-        path = os.readlink(f"/proc/self/fd/{args[0]}") if isinstance(args[0], int) else args[0]
-        return os.fspath(path).startswith(self.directory)
 
 
 def run(folder: Path, fault: Fault | None, on_save_error: str, retries: bool) -> dict[str, Any]:

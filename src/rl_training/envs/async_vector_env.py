@@ -39,14 +39,22 @@ from gymnasium.vector.utils import (
 
 from rl_training.envs.vector_envs import EnvFailure, SeedRecord, reset_plan
 from rl_training.envs.worker_process import (
+    CLOSE,
     LONGEST_TRACE,
     WHERE_SIGNAL,
+    Answer,
     ArrayPlan,
+    Block,
+    CallRequest,
     Failure,
     Garbage,
     Job,
-    Kind,
     Message,
+    Report,
+    Request,
+    ResetRequest,
+    SetRequest,
+    StepRequest,
     framed,
     parsed,
     work,
@@ -102,7 +110,7 @@ class QuickAsyncVectorEnv(SeedRecord, VectorEnv[Any, Any, Any]):
             self._by_descriptor = {worker.socket.fileno(): worker for worker in self._workers}
             for descriptor in self._by_descriptor:
                 self._poller.register(descriptor, select.POLLIN)
-            self._exchange(Kind.READY, [b""] * count, "its construction", sent=True)
+            self._exchange([b""] * count, "its construction", sent=True)
         except BaseException:
             self.close()
             raise
@@ -124,43 +132,42 @@ class QuickAsyncVectorEnv(SeedRecord, VectorEnv[Any, Any, Any]):
         payloads: list[bytes | None] = []
         for worker in self._workers:
             rows = worker.rows
-            asked = plan.seeds[rows], plan.mask[rows], plan.options
-            payloads.append(pickle.dumps(asked, -1) if plan.mask[rows].any() else None)
-        infos = self._take(self._exchange(Kind.RESET, payloads, "reset"))
+            request = ResetRequest(plan.seeds[rows], plan.mask[rows], plan.options)
+            payloads.append(_payload(request) if request.mask.any() else None)
+        infos = self._take(self._exchange(payloads, "reset"))
         return self._observations(), infos
 
     def step(self, actions: np.ndarray) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step every environment, and reset those whose episode ended."""
         self._steps += 1
         shared = self._shared
-        infos = self._take(self._exchange(Kind.STEP, self._share_actions(actions), "step"))
+        infos = self._take(self._exchange(self._share_actions(actions), "step"))
         copies = (x.copy() for x in (shared.rewards, shared.terminations, shared.truncations))
         return self._observations(), *copies, infos
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def call(self, name: str, *args: object, **kwargs: object) -> tuple[Any, ...]:
         """What the method of each environment returns, or the value of its attribute."""
-        request = pickle.dumps((name, args, kwargs), -1)
-        answers = self._exchange(Kind.CALL, [request] * len(self._workers), name)
-        return tuple(result for answer in answers for result in answer)
+        payload = _payload(CallRequest(name, args, kwargs))
+        answers = self._exchange([payload] * len(self._workers), name)
+        return tuple(result for answer in answers for result in answer or ())
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """The attribute of each environment."""
         return self.call(name)
 
-    def set_attr(self, name: str, values: Any) -> None:
+    def set_attr(self, name: str, values: object) -> None:
         """Set the attribute of each environment, to one value or to one for each."""
-        if not isinstance(values, (list, tuple)):
-            values = [values] * self.num_envs
-        if len(values) != self.num_envs:
-            raise ValueError(f"{name}: expected {self.num_envs} values, found {len(values)}")
-        requests = [pickle.dumps((name, values[worker.rows]), -1) for worker in self._workers]
-        self._exchange(Kind.SET, requests, name)
+        each = values if isinstance(values, (list, tuple)) else [values] * self.num_envs
+        if len(each) != self.num_envs:
+            raise ValueError(f"{name}: expected {self.num_envs} values, found {len(each)}")
+        requests = [SetRequest(name, each[worker.rows]) for worker in self._workers]
+        self._exchange([_payload(request) for request in requests], name)
 
     def render(self) -> tuple[Any, ...]:
         """The image of each environment."""
         return self.call("render")
 
-    def close_extras(self, **kwargs: Any) -> None:  # noqa: ARG002 - the interface is Gymnasium's
+    def close_extras(self, **kwargs: object) -> None:  # noqa: ARG002 - the interface is Gymnasium's
         """Close the environments and end the workers, by force if they do not end themselves."""
         _end(self._workers, self._owner, min(self._timeout, CLOSE_SECONDS))
         atexit.unregister(self._at_exit)
@@ -175,7 +182,7 @@ class QuickAsyncVectorEnv(SeedRecord, VectorEnv[Any, Any, Any]):
         self.action_space = batch_space(env.action_space, self.num_envs)
         env.close()
 
-    def _share_actions(self, actions: Any) -> list[bytes | None]:
+    def _share_actions(self, actions: np.ndarray) -> list[bytes | None]:
         """Write actions to the shared memory; where they are none for it, what to send instead."""
         if len(actions) != self.num_envs:
             raise IndexError(f"expected {self.num_envs} actions, found {len(actions)}")
@@ -183,19 +190,18 @@ class QuickAsyncVectorEnv(SeedRecord, VectorEnv[Any, Any, Any]):
         if shared is not None and (given, np.shape(actions)) == (shared.dtype, shared.shape):
             shared[...] = actions
             return [b""] * len(self._workers)
-        return [pickle.dumps(actions[worker.rows], -1) for worker in self._workers]
+        return [_payload(StepRequest(actions[worker.rows])) for worker in self._workers]
 
-    def _take(self, answers: list[Any]) -> dict[str, Any]:
+    def _take(self, answers: list[Report | list[object] | None]) -> dict[str, Any]:
         """The infos of all environments as one; observations that came along are kept."""
         infos: dict[str, Any] = {}
         for worker, answer in zip(self._workers, answers, strict=True):
-            if answer is None:
+            if not isinstance(answer, Report):
                 continue
-            reported, observations = answer
-            for index, info in reported:
+            for index, info in answer.infos:
                 infos = self._add_info(infos, info, index)
-            if observations is not None:
-                self._env_obs[worker.rows] = observations
+            if answer.observations is not None:
+                self._env_obs[worker.rows] = answer.observations
         return infos
 
     def _observations(self) -> Any:
@@ -208,8 +214,8 @@ class QuickAsyncVectorEnv(SeedRecord, VectorEnv[Any, Any, Any]):
     # Requests and answers.
 
     def _exchange(
-        self, kind: int, payloads: Sequence[bytes | None], call: str, *, sent: bool = False
-    ) -> list[Any]:
+        self, payloads: Sequence[bytes | None], call: str, *, sent: bool = False
+    ) -> list[Report | list[object] | None]:
         """Ask the workers, all but those with None, and wait for their answers.
 
         Among several environments that raise, the first is reported, as without workers.
@@ -223,20 +229,22 @@ class QuickAsyncVectorEnv(SeedRecord, VectorEnv[Any, Any, Any]):
         pending: list[_Worker] = []
         for worker, payload in zip(self._workers, payloads, strict=True):
             if payload is not None:
-                if not sent and not worker.send(kind, self._number, payload, self._timeout):
+                if not sent and not worker.send(self._number, payload, self._timeout):
                     raise self._lost(worker, call)
                 pending.append(worker)
         answers = self._wait(pending, call)
         if len(answers) == len(pending):
             self._broken = ""
-        found = [answers.get(worker) for worker in self._workers]
-        for failure in found:
-            if isinstance(failure, Failure):
-                raise self._failure(*failure)
+        found: list[Report | list[object] | None] = []
+        for worker in self._workers:
+            answer = answers.get(worker)
+            if isinstance(answer, Failure):
+                raise self._failure(*answer)
+            found.append(answer)
         return found
 
-    def _wait(self, pending: list[_Worker], call: str) -> dict[_Worker, Any]:
-        answers: dict[_Worker, Any] = {}
+    def _wait(self, pending: list[_Worker], call: str) -> dict[_Worker, Answer]:
+        answers: dict[_Worker, Answer] = {}
         deadline = time.monotonic() + self._timeout
         while len(answers) < len(pending):
             left = deadline - time.monotonic()
@@ -251,7 +259,7 @@ class QuickAsyncVectorEnv(SeedRecord, VectorEnv[Any, Any, Any]):
                 try:
                     if (message := worker.receive(self._number)) is None:
                         continue
-                    answers[worker] = message.content()
+                    answers[worker] = message.answer()
                 except _Lost:
                     raise self._lost(worker, call) from None
                 except Garbage as error:
@@ -305,7 +313,7 @@ class _Worker:
         context: Any,
         venv: QuickAsyncVectorEnv,
         plan: ArrayPlan,
-        block: Any,
+        block: Block,
         indices: list[int],
     ) -> None:
         self.number, self.indices = len(venv._workers), indices
@@ -340,9 +348,9 @@ class _Worker:
         theirs.close()
         trace.close()
 
-    def send(self, kind: int, number: int, payload: bytes, timeout: float) -> bool:
+    def send(self, number: int, payload: bytes, timeout: float) -> bool:
         """Send a request; False if the worker is gone or takes nothing any more."""
-        data = memoryview(framed(kind, number, payload))
+        data = memoryview(framed(number, payload))
         deadline = time.monotonic() + timeout
         try:
             while data:
@@ -417,7 +425,7 @@ def _end(workers: list[_Worker], owner: int, grace: float) -> None:
         return  # a fork of the owner; the workers are not its children
     for worker in workers:
         with suppress(OSError):
-            worker.socket.send(framed(Kind.CLOSE, 0, b""))
+            worker.socket.send(framed(0, CLOSE))
     deadline = time.monotonic() + grace
     for worker in workers:
         while worker.process.is_alive() and (left := deadline - time.monotonic()) > 0:
@@ -429,6 +437,10 @@ def _end(workers: list[_Worker], owner: int, grace: float) -> None:
     for worker in workers:
         worker.process.join(max(0.0, deadline - time.monotonic()))
         worker.close()
+
+
+def _payload(request: Request) -> bytes:
+    return pickle.dumps(request, -1)
 
 
 def _context() -> Any:

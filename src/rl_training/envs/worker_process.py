@@ -13,13 +13,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from enum import IntEnum
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import gymnasium as gym
 import numpy as np
+import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector.utils import CloudpickleWrapper, create_empty_array
 
@@ -30,26 +30,61 @@ LONGEST_TRACE = 20_000  # characters
 # Asks a silent worker where it is; nobody else sends it.
 WHERE_SIGNAL = getattr(signal, "SIGRTMAX", None)
 
-_HEADER = struct.Struct("<4sIIQ")  # mark, number of the request, kind, bytes that follow
+_HEADER = struct.Struct("<4sIQ")  # mark, number of the request, bytes that follow
 _MARK = b"rlv1"
+CLOSE = b"close"
+"""In place of a request: the environments are to be closed, and the worker is to end."""
 _SHARED_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
-
-class Kind(IntEnum):
-    """What a message asks for, or that it is an answer."""
-
-    READY = 0
-    STEP = 1
-    RESET = 2
-    CALL = 3
-    SET = 4
-    CLOSE = 5
-    ANSWER = 6
-    FAILURE = 7
+Arrays: TypeAlias = "np.ndarray | dict[str, Arrays] | tuple[Arrays, ...]"
+Block: TypeAlias = "ctypes.Array[ctypes.c_byte]"
 
 
 class Garbage(Exception):
     """Bytes that are not a message, or one that cannot be read."""
+
+
+class StepRequest(NamedTuple):
+    """Actions for the environments of a worker; None if they are in the shared memory."""
+
+    actions: np.ndarray | None
+
+
+class ResetRequest(NamedTuple):
+    """A seed for each environment of a worker, and which of them to reset."""
+
+    seeds: list[int | None]
+    mask: np.ndarray
+    options: dict[str, Any] | None
+
+
+class CallRequest(NamedTuple):
+    """A method of each environment, or an attribute."""
+
+    name: str
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+
+
+class SetRequest(NamedTuple):
+    """An attribute of each environment, and its values."""
+
+    name: str
+    values: Sequence[object]
+
+
+Request: TypeAlias = StepRequest | ResetRequest | CallRequest | SetRequest
+_SHARED_STEP = StepRequest(None)
+
+
+class Report(NamedTuple):
+    """What a step or a reset leaves to be sent: infos by environment, and observations.
+
+    None for observations in the shared memory.
+    """
+
+    infos: list[tuple[int, dict[str, Any]]]
+    observations: Sequence[object] | None
 
 
 class Failure(NamedTuple):
@@ -61,27 +96,36 @@ class Failure(NamedTuple):
     trace: str
 
 
+Answer: TypeAlias = Report | list[object] | Failure | None
+"""To a step or reset, to a call, of an error; None if all of it is in the shared memory."""
+
+
 class Message(NamedTuple):
-    """A request or an answer, which bears the number of its request."""
+    """A request or an answer, which bears the number of its request.
+
+    One without a payload is a step, or its answer, that is in the shared memory.
+    """
 
     number: int
-    kind: int
     payload: bytes
 
-    def content(self) -> Any:
-        """What was sent; None if all of it is in the shared memory."""
+    def request(self) -> Request:
+        """What the owner asks for."""
+        return cast("Request", pickle.loads(self.payload)) if self.payload else _SHARED_STEP
+
+    def answer(self) -> Answer:
+        """What the worker answers."""
         if not self.payload:
             return None
         try:
-            content = pickle.loads(self.payload)  # from a process of our own
+            return cast("Answer", pickle.loads(self.payload))  # from a process of our own
         except Exception as error:
             raise Garbage(f"{type(error).__name__}: {safe_text(error)}") from error
-        return Failure(*content) if self.kind == Kind.FAILURE else content
 
 
-def framed(kind: int, number: int, payload: bytes) -> bytes:
+def framed(number: int, payload: bytes) -> bytes:
     """The bytes of a message."""
-    return _HEADER.pack(_MARK, number, kind, len(payload)) + payload
+    return _HEADER.pack(_MARK, number, len(payload)) + payload
 
 
 def parsed(data: bytearray) -> Message | None:
@@ -90,11 +134,11 @@ def parsed(data: bytearray) -> Message | None:
         raise Garbage(f"found {bytes(data[:40])!r}")
     if len(data) < _HEADER.size:
         return None
-    _, number, kind, size = _HEADER.unpack_from(data)
+    _, number, size = _HEADER.unpack_from(data)
     end = _HEADER.size + size
     if len(data) < end:
         return None
-    message = Message(number, kind, bytes(data[_HEADER.size : end]))
+    message = Message(number, bytes(data[_HEADER.size : end]))
     del data[:end]
     return message
 
@@ -102,7 +146,7 @@ def parsed(data: bytearray) -> Message | None:
 class SharedArrays(NamedTuple):
     """What the processes share; None where the space has no place in shared memory."""
 
-    observations: Any
+    observations: Arrays | None
     rewards: np.ndarray
     terminations: np.ndarray
     truncations: np.ndarray
@@ -121,18 +165,20 @@ class ArrayPlan:
         self.bytes = 0
         self.arrays(None)
 
-    def arrays(self, block: Any) -> SharedArrays:
+    def arrays(self, block: Block | None) -> SharedArrays:
         """The arrays in a block; without one, only its size is found."""
         offset = 0
 
-        def place(shape: int | tuple[int, ...], dtype: Any = np.float64) -> np.ndarray:
+        def place(
+            shape: int | tuple[int, ...], dtype: npt.DTypeLike | None = np.float64
+        ) -> np.ndarray:
             nonlocal offset
             start = offset
             size = np.dtype(dtype).itemsize * int(np.prod(shape))
             offset += -(-size // 64) * 64  # processes do not write to each other's cache lines
             if block is None:
                 return np.empty(shape, dtype)
-            array: np.ndarray = np.ndarray(shape, dtype, buffer=block, offset=start)
+            array: np.ndarray = np.ndarray(shape, dtype, buffer=memoryview(block), offset=start)
             return array
 
         n = self._num_envs
@@ -161,7 +207,7 @@ def _fits(space: gym.Space[Any]) -> bool:
     return isinstance(space, _SHARED_SPACES)
 
 
-def _part(arrays: Any, rows: slice) -> Any:
+def _part(arrays: Arrays, rows: slice) -> Arrays:
     """The rows of every array in a structure of arrays."""
     if isinstance(arrays, dict):
         return {key: _part(value, rows) for key, value in arrays.items()}
@@ -175,7 +221,7 @@ class Job(NamedTuple):
 
     makers: list[CloudpickleWrapper]
     plan: ArrayPlan
-    block: Any
+    block: Block
     number: int
     first: int
     channel: socket.socket
@@ -219,42 +265,43 @@ class _Group(QuickSyncVectorEnv):
         self._rows = rows
         self._shared = arrays
         self.shares_observations = arrays.observations is not None
-        if self.shares_observations:
+        if arrays.observations is not None:
             self._observations = _part(arrays.observations, rows)
 
-    def answer(self, kind: int, payload: bytes) -> Any:
+    def answer(self, request: Request) -> Report | list[object] | None:
         """What a request asks for; None if all of it is in the shared memory."""
-        request: Any = pickle.loads(payload) if payload else self._shared.actions
-        if kind == Kind.STEP:
-            # Copied: an environment may keep its action, and the next one overwrites these.
-            self.share_step(request if payload else request[self._rows].copy())
-        elif kind == Kind.RESET:
+        if isinstance(request, StepRequest):
+            self.share_step(request.actions)
+        elif isinstance(request, ResetRequest):
             seeds, mask, options = request
             if not mask.all():
-                options = {**options, "reset_mask": mask}
+                options = {**(options or {}), "reset_mask": mask}
             self.reset(seed=seeds, options=options)
-        elif kind == Kind.CALL:
-            name, args, kwargs = request
-            return self.each(name, lambda env, _: _called(env, name, args, kwargs))
+        elif isinstance(request, CallRequest):
+            return self.each(request.name, lambda env, _: _called(env, request))
         else:
             name, values = request
             return self.each(name, lambda env, place: env.set_wrapper_attr(name, values[place]))
         reported, self.reported = self.reported, []
         if self.shares_observations:
-            return (reported, None) if reported else None
-        return reported, self._env_obs
+            return Report(reported, None) if reported else None
+        return Report(reported, self._env_obs)
 
-    def share_step(self, actions: Any) -> None:
+    def share_step(self, actions: np.ndarray | None) -> None:
         """Step, and write rewards and flags to the shared memory."""
         shared, rows = self._shared, self._rows
+        if actions is None:
+            assert shared.actions is not None
+            # Copied: an environment may keep its action, and the next one overwrites these.
+            actions = shared.actions[rows].copy()
         _, rewards, terminations, truncations, _ = self.step(actions)
         shared.rewards[rows] = rewards
         shared.terminations[rows] = terminations
         shared.truncations[rows] = truncations
 
-    def each(self, call: str, do: Callable[[gym.Env[Any, Any], int], Any]) -> list[Any]:
+    def each(self, call: str, do: Callable[[gym.Env[Any, Any], int], object]) -> list[object]:
         """What `do` gives for each environment."""
-        results = []
+        results: list[object] = []
         try:
             for place, env in enumerate(self.envs):
                 self._busy[0] = place
@@ -279,9 +326,9 @@ class _Group(QuickSyncVectorEnv):
         return _Raised(Failure(index, failed.what, failed.message, _trace_of(error)))
 
 
-def _called(env: gym.Env[Any, Any], name: str, args: Any, kwargs: Any) -> Any:
-    attribute = env.get_wrapper_attr(name)
-    return attribute(*args, **kwargs) if callable(attribute) else attribute
+def _called(env: gym.Env[Any, Any], request: CallRequest) -> object:
+    attribute = env.get_wrapper_attr(request.name)
+    return attribute(*request.args, **request.kwargs) if callable(attribute) else attribute
 
 
 def work(job: Job) -> None:
@@ -308,15 +355,15 @@ def work(job: Job) -> None:
                 return  # the owner is gone
             received += chunk
             message = parsed(received)
-        if message.kind == Kind.CLOSE:
+        if message.payload == CLOSE:
             group.close()
             return
         _reply(job.channel, message.number, _answer(group, message))
 
 
-def _answer(group: _Group, message: Message) -> Any:
+def _answer(group: _Group, message: Message) -> Answer:
     try:
-        return group.answer(message.kind, message.payload)
+        return group.answer(message.request())
     except _Raised as raised:
         return raised.failure
     except BaseException as error:
@@ -325,20 +372,20 @@ def _answer(group: _Group, message: Message) -> Any:
         return Failure(index, f"raised {type(error).__name__}", text, _trace_of(error))
 
 
-def _reply(owner: socket.socket, number: int, answer: Any) -> None:
-    kind, payload = (Kind.FAILURE if isinstance(answer, Failure) else Kind.ANSWER), b""
+def _reply(owner: socket.socket, number: int, answer: Answer) -> None:
+    payload = b""
     if answer is not None:
         try:
-            payload = pickle.dumps(tuple(answer) if kind == Kind.FAILURE else answer, -1)
+            payload = pickle.dumps(answer, -1)
         except BaseException as error:
-            kind, payload = Kind.FAILURE, pickle.dumps(tuple(_unsendable(answer, error)), -1)
-    owner.sendall(framed(kind, number, payload))
+            payload = pickle.dumps(_unsendable(answer, error), -1)
+    owner.sendall(framed(number, payload))
 
 
-def _unsendable(answer: Any, error: BaseException) -> Failure:
+def _unsendable(answer: Answer, error: BaseException) -> Failure:
     """That an answer cannot be pickled, with the environment whose info it is."""
     index = 0
-    for env_index, info in answer[0] if isinstance(answer, tuple) else ():
+    for env_index, info in answer.infos if isinstance(answer, Report) else ():
         index = env_index
         try:
             pickle.dumps(info, -1)

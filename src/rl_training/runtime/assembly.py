@@ -53,10 +53,14 @@ class RunPlan:
 
 
 class Environments:
-    """The environments of one configuration: for training, for evaluation, and their state."""
+    """The environments of one configuration: for training, for evaluation, and their state.
 
-    def __init__(self, config: TrainConfig) -> None:
+    Building and trying them counts as a call of them.
+    """
+
+    def __init__(self, config: TrainConfig, calls: EnvCalls | None = None) -> None:
         self.config = config
+        self.calls = calls or EnvCalls()
         self.source = config.env_id
         self.prebuilt = isinstance(self.source, (gym.Env, VectorEnv))
         if self.prebuilt and config.eval_env_kwargs:
@@ -72,17 +76,22 @@ class Environments:
 
     def training(self) -> VectorEnv[Any, Any, Any]:
         """The vector environment to train in."""
-        return make_vector_env(
-            self.source,
-            num_envs=self.config.num_envs,
-            vectorization=self.config.vectorization,
-            env_kwargs=self.config.env_kwargs,
-            wrappers=self.config.wrappers,
-            env_timeout=self.config.env_timeout,
-        )
+        with self.calls.inside():
+            return make_vector_env(
+                self.source,
+                num_envs=self.config.num_envs,
+                vectorization=self.config.vectorization,
+                env_kwargs=self.config.env_kwargs,
+                wrappers=self.config.wrappers,
+                env_timeout=self.config.env_timeout,
+            )
 
     def evaluation(self) -> gym.Env[Any, Any]:
         """A dedicated evaluation environment."""
+        with self.calls.inside():
+            return self._evaluation()
+
+    def _evaluation(self) -> gym.Env[Any, Any]:
         eval_kwargs = self.config.eval_env_kwargs
         if not self.prebuilt:
             try:
@@ -113,7 +122,14 @@ class Environments:
     def resume_level(self) -> ResumeLevel:
         """How exactly a run in these environments can be resumed."""
         make = None if self.prebuilt else self.training
-        return resume_level(make, seed=derive_seed(self.config.seed, "probe"))
+        with self.calls.inside():
+            return resume_level(make, seed=derive_seed(self.config.seed, "probe"))
+
+    def close(self, envs: VectorEnv[Any, Any, Any]) -> None:
+        """Close environments from `training`, not the caller's own."""
+        if not self.prebuilt:
+            with self.calls.inside():
+                envs.close()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,14 +151,13 @@ class Components:
             self.evaluator.close()
 
 
-def build(plan: RunPlan) -> Components:
+def build(plan: RunPlan, calls: EnvCalls | None = None) -> Components:
     """The parts of a run, checked; on an error nothing stays open."""
     seed_global_generators(plan.config.seed)  # first: an environment may draw when it is built
-    environments = Environments(plan.config)
+    environments = Environments(plan.config, calls)
     envs = environments.training()
     with ExitStack() as on_error:
-        if not environments.prebuilt:
-            on_error.callback(envs.close)
+        on_error.callback(environments.close, envs)
         spaces = envs.single_observation_space, envs.single_action_space
         check_spaces(plan.spec, environments.name, *spaces)
         adapter = SpaceAdapter(environments.name, *spaces, frames=stacked_frames(envs))
@@ -157,13 +172,13 @@ def build(plan: RunPlan) -> Components:
         )
         # A custom buffer need not say that it needs priorities.
         check_losses(agent.algorithm, priorities=getattr(buffer, "needs_priorities", False))
-        collector = Collector(envs, adapter)
+        collector = Collector(envs, adapter, environments.calls)
         components = Components(
             environments=environments,
             collector=collector,
             agent=agent,
             buffer=buffer,
-            evaluator=_evaluator(environments, adapter, collector.calls),
+            evaluator=_evaluator(environments, adapter),
             level=environments.resume_level(),
         )
         on_error.pop_all()
@@ -260,14 +275,13 @@ def _announce(buffer: Any, level: ResumeLevel) -> None:
         logger.warning("resume level: %s (%s)", level.level, level.reason)
 
 
-def _evaluator(
-    environments: Environments, adapter: SpaceAdapter, calls: EnvCalls
-) -> Evaluator | None:
+def _evaluator(environments: Environments, adapter: SpaceAdapter) -> Evaluator | None:
     config = environments.config
     if not config.eval_interval and not config.final_eval_episodes:
         return None
     make_env = partial(_evaluation_env, environments, adapter)
-    return Evaluator(make_env, adapter, max_steps=config.max_eval_steps, calls=calls)
+    most = config.max_eval_steps
+    return Evaluator(make_env, adapter, max_steps=most, calls=environments.calls)
 
 
 def _evaluation_env(environments: Environments, adapter: SpaceAdapter) -> gym.Env[Any, Any]:

@@ -70,7 +70,12 @@ class Collector(Stateful):
     )
     state_counts = ("episodes_finished", "steps")
 
-    def __init__(self, envs: VectorEnv[Any, Any, Any], adapter: SpaceAdapter) -> None:
+    def __init__(
+        self,
+        envs: VectorEnv[Any, Any, Any],
+        adapter: SpaceAdapter,
+        calls: EnvCalls | None = None,
+    ) -> None:
         self.envs = envs
         self.adapter = adapter
         self.num_envs = envs.num_envs
@@ -81,7 +86,7 @@ class Collector(Stateful):
         self.steps = 0
         self.episodes: deque[Episode] = deque(maxlen=100)
         self.episodes_finished = 0
-        self.calls = EnvCalls()
+        self.calls = calls or EnvCalls()
         self.transcript = Transcript()
         self._initial_global_state: dict[str, int] | None = None
         self._failed = False
@@ -212,6 +217,10 @@ class Collector(Stateful):
 
     def close(self) -> None:
         """Close the environments; after an error in one of them, without waiting for the others."""
+        with self.calls.inside():
+            self._close()
+
+    def _close(self) -> None:
         envs = self.envs.unwrapped
         if self._failed and isinstance(envs, AsyncVectorEnv):
             # Gymnasium's close would wait for answers that never come.
@@ -258,7 +267,8 @@ class Collector(Stateful):
         """The state of the environments themselves; SnapshotUnavailable if it cannot be saved."""
         if reason := self.global_state_change():
             raise SnapshotUnavailable(reason)
-        return save_vector_state(self.envs)
+        with self.calls.inside():
+            return save_vector_state(self.envs)
 
     def global_state_change(self) -> str:
         """Which global state has changed since the first reset, as a reason; empty if none."""
@@ -296,5 +306,6 @@ class Collector(Stateful):
     def load_envs(self, state: StateTree) -> None:
         """Restore the environments; if that fails, they are of no more use."""
         self._failed = True
-        load_vector_state(self.envs, state)
+        with self.calls.inside():
+            load_vector_state(self.envs, state)
         self._failed = False

@@ -35,7 +35,7 @@ SATURATED_SHARE = 0.95  # of the actions, at their limits
 _VALUES = ("train/q_value_mean", "train/target_mean", "train/target_q_mean")
 
 
-def batch_tensors(batch: Any) -> dict[str, Tensor]:
+def batch_tensors(batch: object) -> dict[str, Tensor]:
     """The tensors and arrays of a batch, a NamedTuple or mapping, by name, on the host."""
     fields = batch._asdict() if hasattr(batch, "_asdict") else batch
     if not isinstance(fields, Mapping):
@@ -64,7 +64,7 @@ def non_finite(tensors: Mapping[str, Tensor]) -> str | None:
     return None
 
 
-def write_dump(run_dir: Path, batch: Any, report: Mapping[str, Any]) -> Path:
+def write_dump(run_dir: Path, batch: object, report: Mapping[str, Any]) -> Path:
     """Write a batch and what is known of it to `divergence/`; gives the path of the batch."""
     tensors = batch_tensors(batch)
     folder = run_dir / DIVERGENCE_DIR_NAME
@@ -201,6 +201,6 @@ def collapsed_entropy(spec: EnvSpec) -> float:
     return COLLAPSED_SHARE * sum(map(math.log, sizes))
 
 
-def _field(batch: Any, name: str) -> Tensor | None:
+def _field(batch: object, name: str) -> Tensor | None:
     value = getattr(batch, name, None)
     return value.detach() if isinstance(value, Tensor) and value.numel() else None

@@ -114,8 +114,9 @@ class EpisodePlayer:
 
     def close(self) -> None:
         """Close the environments."""
-        while self._envs:
-            self._envs.pop().close()
+        with self._calls.inside():
+            while self._envs:
+                self._envs.pop().close()
 
     def _cut(self, step: EpisodeStep) -> EpisodeStep:
         if not step.truncated and not self._warned:

@@ -10,7 +10,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -90,6 +91,18 @@ class EnvCalls:
         while self._abandoned:
             time.sleep(0.05)
 
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Context of one call, or of a part of the call that it lies in."""
+        if self.count % 2:
+            yield
+            return
+        self.enter()
+        try:
+            yield
+        finally:
+            self.leave()
+
     def abandon(self, count: int) -> bool:
         """Hold the run where it is, inside call `count`; False if that has returned."""
         self._abandoned = True
@@ -113,16 +126,17 @@ class Watchdog:
         seconds: float,
         give_up: Callable[[int], None],
     ) -> None:
-        self._interrupts, self._calls = interrupts, calls
+        self._interrupts, self.calls = interrupts, calls
         self._seconds, self._give_up = seconds, give_up
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Watchdog:
         if self._interrupts.watched:  # so this is the main thread
             self._read, self._write = os.pipe()
             os.set_blocking(self._write, False)
             self._previous = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
             self._thread.start()
+        return self
 
     def __exit__(self, *_: object) -> None:
         if self._thread.ident is not None:
@@ -132,12 +146,21 @@ class Watchdog:
             os.close(self._read)
             os.close(self._write)
 
+    @contextmanager
+    def giving_up_by(self, give_up: Callable[[int], None]) -> Iterator[None]:
+        """Context in which another function is called to give up."""
+        before, self._give_up = self._give_up, give_up
+        try:
+            yield
+        finally:
+            self._give_up = before
+
     def _watch(self) -> None:
         while (first := os.read(self._read, 1)[0]) not in self._interrupts.watched:
             if not first:
                 return
         noted = since = time.monotonic()
-        count = self._calls.count
+        count = self.calls.count
         while True:
             ready, _, _ = select.select([self._read], [], [], min(0.2, self._seconds / 5))
             now = time.monotonic()
@@ -149,9 +172,9 @@ class Watchdog:
                 # first, to the process and to its group, is no second.
                 if number in _ENDING and self._interrupts.received is None and now - noted > 1:
                     os._exit(128 + number)
-            if self._calls.count != count:
-                count, since = self._calls.count, now
-            elif count % 2 and now - since >= self._seconds and self._calls.abandon(count):
+            if self.calls.count != count:
+                count, since = self.calls.count, now
+            elif count % 2 and now - since >= self._seconds and self.calls.abandon(count):
                 self._give_up(first)
                 return
 

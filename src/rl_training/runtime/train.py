@@ -19,7 +19,7 @@ from rl_training.runtime.assembly import RunPlan, assemble, build
 from rl_training.runtime.callbacks import Callback, configured_callbacks
 from rl_training.runtime.execution import set_execution, threads
 from rl_training.runtime.origin import find_origin, new_directory
-from rl_training.runtime.process import Interrupts, Watchdog, keep_freed_memory
+from rl_training.runtime.process import EnvCalls, Interrupts, Watchdog, keep_freed_memory
 from rl_training.runtime.result import (
     TrainingInterrupted,
     TrainResult,
@@ -92,7 +92,8 @@ def train(
             spec=spec, config=config, hyper=hyper, callbacks=callbacks, checkpoint=checkpoint
         )
         stack.enter_context(threads(config, saved_info(checkpoint).threads if checkpoint else None))
-        components = build(plan)
+        watchdog = stack.enter_context(_watchdog(interrupts, config))
+        components = build(plan, watchdog.calls)
         stack.callback(components.close)
         num_envs = components.collector.num_envs
         updates = spec.loop.planned_updates(hyper, config.total_timesteps, num_envs)
@@ -117,8 +118,7 @@ def train(
                 run.writer.continue_from(checkpoint)
             _set_aside_newer(run)
         write_records(run, checkpoint, verification)
-        calls, seconds = run.collector.calls, config.env_timeout
-        with Watchdog(interrupts, calls, seconds=seconds, give_up=partial(_give_up, run)):
+        with watchdog.giving_up_by(partial(_save_and_exit, run)):
             return _run_to_end(run, spec)
 
 
@@ -148,18 +148,35 @@ def _run_to_end(run: TrainingRun, spec: AlgorithmSpec) -> TrainResult:
     return result
 
 
-def _give_up(run: TrainingRun, number: int) -> None:
+def _watchdog(interrupts: Interrupts, config: TrainConfig) -> Watchdog:
+    give_up = partial(_exit_stuck, config)
+    return Watchdog(interrupts, EnvCalls(), seconds=config.env_timeout, give_up=give_up)
+
+
+def _save_and_exit(run: TrainingRun, number: int) -> None:
     """Save the learner while the main thread is stuck in an environment, and end the process."""
     try:
-        frame = sys._current_frames()[threading.main_thread().ident or 0]
-        stack = "".join(traceback.format_stack(frame)[-4:])
-        error = EnvError(
-            f"{run.agent.adapter.spec.env_id} did not return within {run.config.env_timeout:g} s "
-            f"(env_timeout) after {signal.Signals(number).name}. It is here:\n{stack}"
-        )
-        print(failure(run, error), file=sys.stderr, flush=True)
+        print(failure(run, _stuck(run.config, number)), file=sys.stderr, flush=True)
     finally:
         os._exit(128 + number)
+
+
+def _exit_stuck(config: TrainConfig, number: int) -> None:
+    """End a process that is stuck in an environment before or after training."""
+    try:
+        error = _stuck(config, number)
+        print(f"{error}What was learned before is saved.", file=sys.stderr, flush=True)
+    finally:
+        os._exit(128 + number)
+
+
+def _stuck(config: TrainConfig, number: int) -> EnvError:
+    frame = sys._current_frames()[threading.main_thread().ident or 0]
+    stack = "".join(traceback.format_stack(frame)[-4:])
+    return EnvError(
+        f"{config.to_plain()['env_id']} did not return within {config.env_timeout:g} s "
+        f"(env_timeout) after {signal.Signals(number).name}. It is here:\n{stack}"
+    )
 
 
 def _set_aside_newer(run: TrainingRun) -> None:

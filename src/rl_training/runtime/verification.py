@@ -50,7 +50,7 @@ def verify_resume(run: TrainingRun, checkpoint: Checkpoint) -> Verdict:
     with loading_part(checkpoint, "transcript"):
         start, recorded = parse_transcript(tree, run.collector.num_envs)
         _check_fits(run, start, recorded)
-    with probe.undisturbed(), ExitStack() as opened:
+    with run.collector.calls.inside(), probe.undisturbed(), ExitStack() as opened:
         try:
             replayed = _replay(run, start, recorded, opened)
         except (CheckpointError, EnvError, NonFiniteError) as error:

@@ -108,7 +108,7 @@ class QBias(Callback):
             )
 
     def _player(self, run: TrainingRun) -> EpisodePlayer:
-        make_env = Environments(run.config).evaluation
+        make_env = Environments(run.config, run.collector.calls).evaluation
         return EpisodePlayer(
             lambda: without_time_limit(make_env()),
             run.agent.adapter,

@@ -115,6 +115,7 @@ def _short(config: TrainConfig, steps: int) -> TrainConfig:
     return config.with_changes(
         total_timesteps=total,
         checkpoint_interval=max(1, total // (_NUM_CONTINUATIONS + 1) + config.num_envs),
+        checkpoint_minutes=0,  # one by the clock would end an interval elsewhere
         keep_checkpoints=_NUM_CONTINUATIONS + 2,
         eval_interval=0,
         final_eval_episodes=0,

@@ -10,7 +10,7 @@ from abc import ABCMeta
 from collections.abc import Container, Sequence
 from enum import Enum
 from pathlib import PurePath
-from typing import Any, Generic
+from typing import Any, Generic, TypeAlias, TypeGuard
 
 import numpy as np
 from gymnasium import Space
@@ -30,12 +30,14 @@ _CONSTANTS = (
     EnvSpec,
 )
 
+BoundMethod: TypeAlias = types.MethodType | types.BuiltinFunctionType | types.MethodWrapperType
+
 
 class SnapshotUnavailable(Exception):
     """An environment's state cannot be written as data; the message names what is in the way."""
 
 
-def is_constant(value: Any) -> bool:
+def is_constant(value: object) -> bool:
     """Whether the value belongs to the program rather than to the state: code, types, loggers.
 
     A function that a module holds is program, whatever hangs on it (`global_state` watches over
@@ -54,10 +56,9 @@ def is_global(function: types.FunctionType) -> bool:
     return _lookup(constant_name(function)) is function
 
 
-def is_bound(value: Any) -> bool:
+def is_bound(value: object) -> TypeGuard[BoundMethod]:
     """Whether the value is a method together with the object it is called on."""
-    methods = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
-    return isinstance(value, methods) and value.__self__ is not None
+    return isinstance(value, BoundMethod) and value.__self__ is not None
 
 
 def constant_name(value: object) -> str:

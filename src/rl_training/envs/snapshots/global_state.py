@@ -195,7 +195,7 @@ def _is_code(value: object) -> bool:
     return isinstance(value, (*kinds, functools.cached_property, functools._lru_cache_wrapper))
 
 
-def _code_of(value: Any) -> Iterator[object]:
+def _code_of(value: object) -> Iterator[object]:
     """The code a value brings along: itself, that of a method or a partial, its class."""
     if _is_code(value):
         yield value
@@ -207,7 +207,7 @@ def _code_of(value: Any) -> Iterator[object]:
         yield type(value)
 
 
-def _values(held: Any) -> list[object]:
+def _values(held: Iterable[object]) -> list[object]:
     return list(held.values() if isinstance(held, dict) else held)[:_MAX_VALUES]
 
 
@@ -247,7 +247,7 @@ def _plain_digest(value: object, layers: Sequence[object]) -> int | None:
     return digest
 
 
-def _position(value: Any) -> str:
+def _position(value: object) -> str:
     """Where an iterator or a generator of torch's stands, if it tells."""
     if isinstance(value, (itertools.count, itertools.repeat)):
         return repr(value)

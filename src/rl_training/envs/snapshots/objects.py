@@ -168,7 +168,7 @@ class ObjectEncoder(Encoder):
             contents = ()
         return {"cell": [self.encode(content, path) for content in contents]}
 
-    def _method(self, value: Any, path: str) -> dict[str, Node]:
+    def _method(self, value: classes.BoundMethod, path: str) -> dict[str, Node]:
         function = getattr(value, "__func__", None)
         if isinstance(function, types.FunctionType):
             ways = (vars(base).get(function.__name__) for base in type(value.__self__).__mro__)
@@ -338,13 +338,12 @@ class ObjectDecoder(Decoder):
         _check_there(old, path)
         if not classes.is_bound(old) or classes.constant_name(old) != node["method"]:
             raise CheckpointError(f"{path} was the method {node['method']} and is {old!r:.80} now")
-        method: Any = old
-        target = self.decode(node["self"], method.__self__, f"{path}.__self__")
-        if target is method.__self__:
-            return method
-        if type(target) is not type(method.__self__):
+        target = self.decode(node["self"], old.__self__, f"{path}.__self__")
+        if target is old.__self__:
+            return old
+        if type(target) is not type(old.__self__):
             raise CheckpointError(f"{path} was a method of another kind of object when saved")
-        return getattr(target, method.__name__)
+        return getattr(target, old.__name__)
 
     def _partial(self, node: dict[str, Node], old: object, path: str) -> object:
         _check_there(old, path)
@@ -381,7 +380,7 @@ class ObjectDecoder(Decoder):
         if len(spaces) != len(node["space"]):
             raise CheckpointError(f"{path} was another space when saved than {old!r:.80}")
         for space, generator in zip(spaces, node["space"], strict=True):
-            decoded: Any = self.decode(generator, space._np_random, path)
+            decoded: object = self.decode(generator, space._np_random, path)
             if not isinstance(decoded, np.random.Generator | None):
                 raise CheckpointError(f"{path}: the generator of a space is something else")
             vars(space)["_np_random"] = decoded

@@ -100,7 +100,7 @@ def _step(env: Env | Venv, action: Any) -> tuple[list[Any], Any]:
     return answers, ended
 
 
-def copy_or_digest(answer: Any) -> Any:
+def copy_or_digest(answer: object) -> Any:
     """A copy, as the environment may reuse its arrays; of a large array, a digest."""
     if isinstance(answer, np.ndarray) and answer.nbytes > _MAX_KEPT and answer.dtype != object:
         return [answer.shape, answer.dtype.str, blake2b(answer.tobytes()).digest()]
