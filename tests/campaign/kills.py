@@ -44,10 +44,10 @@ from rl_training.errors import CheckpointError
 from rl_training.experiment.registry import train_config
 from rl_training.runtime.collector import Collector
 from rl_training.storage import prepared_checkpoint
-from rl_training.storage.checkpoint_names import list_checkpoints
 from rl_training.storage.checkpoints import Checkpoint, find_checkpoint
 from rl_training.storage.files import TEMPORARY_PREFIX
 from rl_training.storage.manifest import KINDS as CHECKPOINT_KINDS
+from rl_training.storage.manifest import list_checkpoints
 from rl_training.storage.prepared_checkpoint import PreparedCheckpoint
 from rl_training.storage.tree import tree_hash
 from rl_training.testing import final_state

@@ -204,7 +204,7 @@ def failure(run: TrainingRun, error: Exception) -> Exception:
 
 
 def _recovery_hint(run: TrainingRun) -> str:
-    from rl_training.runtime.trust import markers, trust_option  # here, as it knows the callbacks
+    from rl_training.runtime.trust import placeholders, trust_option  # here, as it knows the callbacks
 
     where, trouble = f"The run directory is {run.directory}", ""
     try:
@@ -219,7 +219,7 @@ def _recovery_hint(run: TrainingRun) -> str:
         return f"{where}. Nothing has been learned yet: fix the environment and start again."
     if run.diverged:
         return f"{saved} From there it would diverge again: start anew with other settings."
-    if any(markers(run.config.to_plain())):
+    if any(placeholders(run.config.to_plain())):
         # An object of the caller's, which no command can name.
         return f"{saved} Fix the environment, and go on in Python: load(path, env=...).resume()"
     command = command_line("resume", run.directory, *trust_option(run.config))
