@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import concatenate
 
 from rl_training.envs.contract import observation_problem, step_problem
+from rl_training.envs.masks import KEY
 from rl_training.envs.stacking import frames_of_native
 from rl_training.errors import EnvError, safe_text
 
@@ -228,7 +229,7 @@ class OneOfVector(gym.Env[Any, Any]):
     ) -> tuple[Any, dict[str, Any]]:
         """The first observation of an episode."""
         obs, info = self._venv.reset(seed=seed, options=options)
-        return obs[0], info
+        return obs[0], _with_its_mask(info)
 
     def step(self, action: object) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """What the environment answers; whether an episode's end shows its last observation or the
@@ -236,7 +237,8 @@ class OneOfVector(gym.Env[Any, Any]):
         """
         actions = np.asarray(action, self.action_space.dtype)[None]
         obs, reward, terminated, truncated, info = self._venv.step(actions)
-        return obs[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), info
+        ends = bool(terminated[0]), bool(truncated[0])
+        return obs[0], float(reward[0]), *ends, _with_its_mask(info)
 
     def render(self) -> Any:
         """The image of the one environment."""
@@ -246,3 +248,8 @@ class OneOfVector(gym.Env[Any, Any]):
     def close(self) -> None:
         """Close the vector environment."""
         self._venv.close()
+
+
+def _with_its_mask(info: dict[str, Any]) -> dict[str, Any]:
+    """The info of a vector of one, whose mask is that of the one."""
+    return info | {KEY: info[KEY][0]} if KEY in info else info

@@ -112,6 +112,13 @@ class _Scripted:
     def __init__(self, action: np.ndarray) -> None:
         self._result = ActResult(action)
 
-    def __call__(self, obs: np.ndarray, state: PolicyState, first: np.ndarray, /) -> Any:  # noqa: ARG002
+    def __call__(
+        self,
+        obs: np.ndarray,  # noqa: ARG002
+        state: PolicyState,  # noqa: ARG002
+        first: np.ndarray,  # noqa: ARG002
+        legal: np.ndarray | None = None,  # noqa: ARG002
+        /,
+    ) -> Any:
         """The action, whatever is seen."""
         return self._result
