@@ -328,7 +328,7 @@ def test_burn_in_starts_both_networks_from_the_stored_state() -> None:
     for network in (drqn.model, drqn.target.module):
         state = network.q_values_sequence(batch.obs[:3], batch.state, batch.first[:3])[1]
         after.append(network.q_values_sequence(batch.obs[3:], state, batch.first[3:])[0])
-    rest = SequenceBatch._make([*(field[3:] for field in batch[:-1]), ()])
+    rest = SequenceBatch(*(field[3:] for field in batch[:6]), ())
     expected = drqn_loss(after[0], after[1], rest).value.detach()
     assert_close(drqn.update(batch, START).metrics["loss"], expected)
 
@@ -347,10 +347,10 @@ def test_a_sequence_starts_from_the_stored_state_or_from_zeros() -> None:
 def test_the_gradient_is_divided_by_the_rows_to_learn_from() -> None:
     """Twice the same sequences, or sequences that are half padding: the same gradient."""
     batch = random_batch(4, 5, 3, starts=0.0)
-    twice = [torch.cat([field, field], 1) for field in batch[:-1]]
-    doubled = SequenceBatch._make([*twice, tuple(torch.cat([x, x]) for x in batch.state)])
-    padded = [torch.cat([field, torch.zeros_like(field[:5])]) for field in batch[:-1]]
-    longer = SequenceBatch._make([*padded, batch.state])
+    twice = [torch.cat([field, field], 1) for field in batch[:6]]
+    doubled = SequenceBatch(*twice, tuple(torch.cat([x, x]) for x in batch.state))
+    padded = [torch.cat([field, torch.zeros_like(field[:5])]) for field in batch[:6]]
+    longer = SequenceBatch(*padded, batch.state)
     expected = learned(batch)
     for other in (doubled, longer):
         for mine, theirs in zip(learned(other), expected, strict=True):
@@ -403,9 +403,9 @@ def test_padding_changes_neither_loss_nor_gradient(
     sums = [torch.zeros_like(loss), torch.zeros_like(gradient)]
     for column in range(size):
         start, stop = before[column], burn_in + lengths[column]
-        rows = [field[start:stop, column : column + 1] for field in batch[:-1]]
+        rows = [field[start:stop, column : column + 1] for field in batch[:6]]
         state = tuple(part[column : column + 1] for part in batch.state)
-        alone = SequenceBatch._make([*rows, state])
+        alone = SequenceBatch(*rows, state)
         alone = alone._replace(
             obs=batch.obs[start : stop + 1, column : column + 1],
             first=first[start : stop + 1, column : column + 1],

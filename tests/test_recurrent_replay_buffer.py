@@ -83,7 +83,7 @@ def chunks_in(batch: SequenceBatch) -> set[Chunk]:
     """The columns of a batch; of those with the same observations one."""
     assert torch.equal(batch.obs[..., 1], -batch.obs[..., 0])
     _, columns = np.unique(batch.obs[..., 0].numpy(), axis=1, return_index=True)
-    fields = [batch.obs[..., 0], *batch[1:-1], torch.cat(batch.state, 1).T]
+    fields = [batch.obs[..., 0], *batch[1:6], torch.cat(batch.state, 1).T]
     by_column = zip(*(field.T[columns].tolist() for field in fields), strict=True)
     return {Chunk(*map(tuple, column)) for column in by_column}
 
@@ -248,13 +248,13 @@ def test_the_newest_chunks_stay() -> None:
 def test_a_sample_is_time_first_and_of_the_types_a_network_takes() -> None:
     buffer = play(make(4, burn_in=2), 1, 12)
     batch = buffer.sample(5)
-    shapes = [tuple(field.shape) for field in batch[:-1]]
+    shapes = [tuple(field.shape) for field in batch[:6]]
     assert shapes == [(7, 5, 2), (6, 5), (6, 5), (6, 5), (7, 5), (6, 5)]
     assert [tuple(part.shape) for part in batch.state] == [(5, 1), (5, 2)]
-    types = [field.dtype for field in (*batch[:-1], *batch.state)]
+    types = [field.dtype for field in (*batch[:6], *batch.state)]
     number, flag = torch.float32, torch.bool
     assert types == [number, torch.int64, number, number, flag, flag, number, number]
-    assert all(field.is_contiguous() for field in batch[:-1])
+    assert all(field.is_contiguous() for field in batch[:6])
 
 
 def test_sampling_is_uniform_over_chunks_and_a_function_of_the_seed() -> None:
@@ -474,7 +474,7 @@ def sampled_alike(buffers: list[RecurrentReplayBuffer], size: int) -> set[Chunk]
     """Chunks of the first buffer, which its restored twin gives to the last bit too."""
     batch, *others = (buffer.sample(size) for buffer in buffers)
     for other in others:
-        pairs = zip((*batch[:-1], *batch.state), (*other[:-1], *other.state), strict=True)
+        pairs = zip((*batch[:6], *batch.state), (*other[:6], *other.state), strict=True)
         assert all(torch.equal(mine, restored) for mine, restored in pairs)
     return chunks_in(batch)
 

@@ -152,10 +152,10 @@ def test_a_batch_lasts_until_the_next_of_its_size() -> None:
     for t in range(40):
         buffer.add(one_step(t, t + 1, first=t == 0))
     small = buffer.sample(8)
-    kept = [torch.as_tensor(field).clone() for field in small]
+    kept = [torch.as_tensor(field).clone() for field in small[:7]]
     other = buffer.sample(16)
     assert len(other.obs) == len(other.slots) == 16
-    assert all(torch.equal(torch.as_tensor(x), y) for x, y in zip(small, kept, strict=True))
+    assert all(torch.equal(torch.as_tensor(x), y) for x, y in zip(small[:7], kept, strict=True))
     again = buffer.sample(8)
     assert all(mine is earlier for mine, earlier in zip(again, small, strict=True))
     assert not torch.equal(small.obs, kept[0])
@@ -168,7 +168,7 @@ def test_a_batch_lasts_until_the_next_of_its_size() -> None:
 def test_the_batch_does_not_share_memory_with_the_rings() -> None:
     buffer = ReplayBuffer(SPEC, capacity=5, gamma=0.5)
     buffer.add(one_step(1, 2, first=True))
-    for field in buffer.sample(4)[:-1]:
+    for field in buffer.sample(4)[:6]:
         field.fill_(0)
     assert everything(buffer) == {(1, 2, 0.5)}
 

@@ -56,7 +56,7 @@ _HOMES: dict[str, dict[str, tuple[str, ...]]] = {
         "api.managed": ("ManagedAlgorithm", "algorithm_class"),
     },
     "rl_training.algorithms": {
-        "algorithms.base": ("ActResult", "Algorithm", "Loss", "UpdateResult"),
+        "algorithms.base": ("ActResult", "Algorithm", "Loss", "UpdateResult", "mask_illegal"),
         "algorithms.deterministic_actor_critic": ("DeterministicActorCritic",),
         "algorithms.functional.quantile": ("quantile_huber_loss",),
         "algorithms.functional.random_shift": ("random_shift",),
@@ -103,6 +103,7 @@ _HOMES: dict[str, dict[str, tuple[str, ...]]] = {
         "envs.pixels": ("PixelObservation", "stacked_frames"),
         "envs.point_pixels": ("PointPixels",),
         "envs.spaces": ("SpaceAdapter",),
+        "envs.masks": ("ActionMaskInfo", "HideActionMask"),
         "envs.wrappers": ("MaskVelocity", "PreviousActionReward"),
     },
     "rl_training.models": {

@@ -4,6 +4,7 @@ from rl_training.algorithms.base import ActResult as ActResult
 from rl_training.algorithms.base import Algorithm as Algorithm
 from rl_training.algorithms.base import Loss as Loss
 from rl_training.algorithms.base import UpdateResult as UpdateResult
+from rl_training.algorithms.base import mask_illegal as mask_illegal
 from rl_training.algorithms.c51 import C51 as C51
 from rl_training.algorithms.c51 import c51_loss as c51_loss
 from rl_training.algorithms.deterministic_actor_critic import DeterministicActorCritic as DeterministicActorCritic

@@ -6,6 +6,7 @@ recurrent agents and start-up checks.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
@@ -68,6 +69,14 @@ class SampledValues(NamedTuple):
     alpha_log_prob: np.ndarray
 
 
+def mask_illegal(values: Tensor, legal: Tensor | None) -> Tensor:
+    """Q-values or logits [..., A] with minus infinity for illegal actions; all there are without.
+
+    So no maximum, softmax or Gumbel sample takes one, and none has a gradient.
+    """
+    return values if legal is None else values.masked_fill(~legal, -torch.inf)
+
+
 @runtime_checkable
 class HasCritics(Protocol):
     """An algorithm with critics of the actions it samples, such as `QBias` measures."""
@@ -108,7 +117,16 @@ class Algorithm(Stateful, ABC):
         *,
         explore: bool,
     ) -> ActResult:
-        """Choose an action per row; greedy (or mean) unless `explore`."""
+        """Choose an action per row; greedy (or mean) unless `explore`.
+
+        An algorithm of discrete actions that respects action masks has one more keyword argument,
+        `legal: np.ndarray | None = None`: true for the legal choices of each row [B, A].
+        """
+
+    @property
+    def takes_masks(self) -> bool:
+        """Whether `act` has the argument `legal`."""
+        return "legal" in inspect.signature(self.act).parameters
 
     @abstractmethod
     def update(self, batch: Any, clock: Clock) -> UpdateResult:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Loss
+from rl_training.algorithms.base import Loss, mask_illegal
 from rl_training.algorithms.value_based import (
     ReturnDistribution,
     ValueBased,
@@ -56,13 +56,14 @@ def c51_loss(
     """Weighted mean over the batch of the cross-entropy with the projected target distribution.
 
     Shapes: logits [B, A, K] of the online network at `obs`, next_logits [B, A, K] of the target
-    network at `next_obs`, support [K]; `selector` [B, A] chooses the next action, by default by the
-    expectation of `next_logits`. A row's priority is the cross-entropy beyond the target's own
-    entropy (Kullback-Leibler), as in Rainbow. With a temperature the next state's distribution is
-    the mixture of its actions', moved by the bonus.
+    network at `next_obs`, support [K]; `selector` [B, A] chooses the next action among the legal
+    ones, by default by the expectation of `next_logits`. A row's priority is the cross-entropy
+    beyond the target's own entropy (Kullback-Leibler), as in Rainbow. With a temperature the next
+    state's distribution is the mixture of its actions', moved by the bonus.
     """
     next_probabilities = next_logits.softmax(-1)
     selector = next_probabilities @ support if selector is None else selector
+    selector = mask_illegal(selector, batch.next_legal)
     mixture, bonus = bootstrap(next_probabilities, selector, temperature)
     reward = batch.reward + batch.discount * bonus
     target = project(mixture, reward, batch.discount, support).detach()

@@ -14,7 +14,7 @@ from typing import Literal
 from torch import Tensor
 from torch.nn import functional as F
 
-from rl_training.algorithms.base import Loss
+from rl_training.algorithms.base import Loss, mask_illegal
 from rl_training.algorithms.value_based import ValueBased, action_values, bootstrap
 from rl_training.config.value_based import DQNConfig
 from rl_training.data.types import Batch, expect_shapes
@@ -51,8 +51,10 @@ def dqn_loss(
     """Mean over the batch of the weighted Huber (or half squared) temporal-difference error.
 
     Shapes: q, next_q and selector [B, A]. `q` is the online network at `obs`, `next_q` the target
-    network at `next_obs`; `selector` chooses the next action, by default `next_q` itself.
+    network at `next_obs`; `selector` chooses the next action among the legal ones, by default
+    `next_q` itself.
     """
+    selector = mask_illegal(next_q if selector is None else selector, batch.next_legal)
     target = td_target(batch.reward, batch.discount, next_q, selector, temperature).detach()
     value = action_values(q, batch.action)
     expect_shapes("B, B, B", value, target, batch.weight)

@@ -16,7 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rl_training.algorithms.base import ActResult, Loss, Recurrent, check_recurrent
+from rl_training.algorithms.base import (
+    ActResult,
+    Loss,
+    Recurrent,
+    check_recurrent,
+    mask_illegal,
+)
 from rl_training.algorithms.value_based import ValueBased, bootstrap
 from rl_training.config.value_based import DRQNConfig
 from rl_training.data.examples import example_sequences
@@ -54,12 +60,15 @@ def drqn_loss(
 
     Shapes: `target_values` [T + 1, B, A] of the target network, the last row being the successor of
     the last transition, and `q_values` [T, B, A] of the online one; `batch` has T rows. With
-    `double` the online network chooses the next action, and its values have a row more.
+    `double` the online network chooses the next action, and its values have a row more. It is
+    chosen among those that are legal in the next row.
     """
     expect_shapes("T B, T B, T B", batch.reward, batch.discount, batch.mask)
     mask = batch.mask.to(batch.reward.dtype)
     next_q = target_values[1:].flatten(0, 1)
     selector = q_values[1:].detach().flatten(0, 1) if double else next_q
+    next_legal = None if batch.legal is None else batch.legal[1:].flatten(0, 1)
+    selector = mask_illegal(selector, next_legal)
     next_value, bonus = bootstrap(next_q, selector, temperature)
     next_value = (next_value + bonus).view_as(batch.reward)
     target = sequence_target(batch, next_value, n_step).detach()
@@ -123,16 +132,19 @@ class DRQN(Recurrent, ValueBased):
         clock: Clock,
         *,
         explore: bool,
+        legal: np.ndarray | None = None,
     ) -> ActResult:
         """Epsilon-greedy actions, or greedy ones; the state moves on."""
         self.set_exploring(explore)
         network = self.model if explore else self.policy_network
         q_values, after = self.output_and_state(obs, state, first, network)
+        if legal is not None:
+            q_values = np.where(legal, q_values, -np.inf)
         greedy = q_values.argmax(-1)
         if not explore:
             return ActResult(greedy, after)
         epsilon = self.epsilon(clock)
-        return ActResult(self.exploration.act(epsilon, len(obs), lambda: greedy), after)
+        return ActResult(self.exploration.act(epsilon, len(obs), lambda: greedy, legal), after)
 
     def check_network(self) -> None:
         """Refuse a network that does not fit."""

@@ -22,6 +22,7 @@ from rl_training.algorithms.base import (
     UpdateResult,
     check_output,
     example_observation,
+    mask_illegal,
     trainable_parameters,
 )
 from rl_training.algorithms.functional import distributions
@@ -39,7 +40,10 @@ KL_MARGIN = 1.5  # an update stops where the KL estimate passes this multiple of
 
 
 class Samples(NamedTuple):
-    """Valid rows of a rollout [B, ...] with the old policy's view of them."""
+    """Valid rows of a rollout [B, ...] with the old policy's view of them.
+
+    `legal` [B, A] has their masks, if the environment gives any.
+    """
 
     obs: Any
     action: Tensor
@@ -47,6 +51,12 @@ class Samples(NamedTuple):
     value: Tensor
     advantage: Tensor
     returns: Tensor
+    legal: Tensor | None = None
+
+    def at(self, index: Tensor) -> Samples:
+        """Some of the rows; observations that are not a tensor stay."""
+        columns = {name: x[index] for name, x in self._asdict().items() if isinstance(x, Tensor)}
+        return self._replace(**columns)
 
 
 def gae(
@@ -178,7 +188,7 @@ class PPO(Algorithm):
         if hyper.normalize_advantages:
             batch = batch._replace(advantage=normalized(batch.advantage))
         output, value = self.policy_and_value(batch.obs)
-        policy = self.policy(output)
+        policy = self.policy(mask_illegal(output, batch.legal))
         terms = ppo_terms(
             policy.log_prob(batch.action), value, batch, clip_range, hyper.value_clip_range
         )
@@ -201,10 +211,12 @@ class PPO(Algorithm):
         trace = hyper.gamma * hyper.gae_lambda * (~rollout.ended).float()
         advantage = gae(rollout.reward, value, next_value.reshape(shape), discount, trace)
         action = rollout.action.flatten(0, 1)
-        log_prob = self.policy(output).log_prob(action)
-        columns = (x.flatten() for x in (value, advantage, advantage + value))
-        rows = rollout.valid.flatten()
-        return Samples(self.observations(rollout), *(x[rows] for x in (action, log_prob, *columns)))
+        legal = None if rollout.legal is None else rollout.legal.flatten(0, 1)
+        log_prob = self.policy(mask_illegal(output, legal)).log_prob(action)
+        returns = (advantage + value).flatten()
+        columns = (log_prob, value.flatten(), advantage.flatten(), returns)
+        every = Samples(None, action, *columns, legal)
+        return every.at(rollout.valid.flatten())._replace(obs=self.observations(rollout))
 
     def observations(self, rollout: Rollout) -> Any:
         """The observations of the valid rows."""
@@ -230,8 +242,7 @@ class PPO(Algorithm):
     def minibatches(self, samples: Samples) -> Iterator[Samples]:
         """Shuffled rows in pieces of nearly equal size; a single row could not be normalised."""
         for rows in self.shuffled_rows(len(samples.value)):
-            index = self.tensor(rows)
-            yield Samples(*(x[index] for x in samples))
+            yield samples.at(self.tensor(rows))
 
     def shuffled_rows(self, count: int) -> Iterator[np.ndarray]:
         """The numbers of the rows in each minibatch of all epochs."""
@@ -256,20 +267,26 @@ class PPO(Algorithm):
         clock: Clock,  # noqa: ARG002 - exploration is the policy's own
         *,
         explore: bool,
+        legal: np.ndarray | None = None,
     ) -> ActResult:
         """Sampled actions, or the most likely ones."""
         self.set_training(self.model, False)
-        return ActResult(self.actions(obs, self.noise.take(len(obs)) if explore else None), state)
+        noise = self.noise.take(len(obs)) if explore else None
+        return ActResult(self.actions(obs, noise, legal), state)
 
     @torch.no_grad()
-    def actions(self, obs: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
-        """Actions that `noise` draws, or the most likely ones without it."""
-        return self.actions_from(self.model.policy(self.tensor(obs)), noise)
+    def actions(
+        self, obs: np.ndarray, noise: np.ndarray | None, legal: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Legal actions that `noise` draws, or the most likely ones without it."""
+        return self.actions_from(self.model.policy(self.tensor(obs)), noise, legal)
 
     @torch.no_grad()
-    def actions_from(self, output: Tensor, noise: np.ndarray | None) -> np.ndarray:
+    def actions_from(
+        self, output: Tensor, noise: np.ndarray | None, legal: np.ndarray | None = None
+    ) -> np.ndarray:
         """The same, from the network's policy output."""
-        policy = self.policy(output)
+        policy = self.policy(mask_illegal(output, None if legal is None else self.tensor(legal)))
         action = policy.mode() if noise is None else policy.sample(self.tensor(noise))
         array: np.ndarray = action.cpu().numpy()
         return array

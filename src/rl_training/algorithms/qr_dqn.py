@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from rl_training.algorithms.base import Loss
+from rl_training.algorithms.base import Loss, mask_illegal
 from rl_training.algorithms.functional.quantile import quantile_huber_loss
 from rl_training.algorithms.value_based import (
     ReturnDistribution,
@@ -34,12 +34,13 @@ def qr_dqn_loss(
     """Weighted mean over the batch of the quantile Huber loss.
 
     Shapes: quantiles [B, A, N] of the online network at `obs`, next_quantiles [B, A, M] of the
-    target network at `next_obs`; `selector` [B, A] chooses the next action, by default by the mean
-    of `next_quantiles`. A row's priority is how far the means are apart. With a temperature
-    quantiles of one level are averaged over the next actions, as in Munchausen IQN (Vieillard et
-    al., 2020).
+    target network at `next_obs`; `selector` [B, A] chooses the next action among the legal ones, by
+    default by the mean of `next_quantiles`. A row's priority is how far the means are apart. With a
+    temperature quantiles of one level are averaged over the next actions, as in Munchausen IQN
+    (Vieillard et al., 2020).
     """
     selector = next_quantiles.mean(-1) if selector is None else selector
+    selector = mask_illegal(selector, batch.next_legal)
     next_samples, bonus = bootstrap(next_quantiles, selector, temperature)
     samples = batch.reward[:, None] + batch.discount[:, None] * (next_samples + bonus[:, None])
     samples = samples.detach()

@@ -97,7 +97,7 @@ class RecurrentPPO(Recurrent, PPO):
             first=rollout.first[where, column],
             rows=self.tensor(rows),
         )
-        return Samples(sequences, *(x[index] for x in samples[1:]))
+        return samples.at(index)._replace(obs=sequences)
 
     def act(
         self,
@@ -107,12 +107,13 @@ class RecurrentPPO(Recurrent, PPO):
         clock: Clock,  # noqa: ARG002 - exploration is the policy's own
         *,
         explore: bool,
+        legal: np.ndarray | None = None,
     ) -> ActResult:
         """Sampled actions, or the most likely ones, and the state after them."""
         self.set_training(self.model, False)
         output, after = self.output_and_state(obs, state, first)
         noise = self.noise.take(len(obs)) if explore else None
-        return ActResult(self.actions_from(self.tensor(output), noise), after)
+        return ActResult(self.actions_from(self.tensor(output), noise, legal), after)
 
     def check_network(self) -> None:
         """Refuse a network without a fitting method `sequence`, or without `log_std`."""

@@ -2,7 +2,8 @@
 
 An update is one step of the online network towards `reward + discount * max Q_target(next_obs)` (or
 towards the distribution of that return), and then the target network's if it is due. The buffer
-sets `discount` to gamma^k after k summed rewards, and to 0 after a termination.
+sets `discount` to gamma^k after k summed rewards, and to 0 after a termination. Where an
+environment says which actions are legal, the maximum is taken over those of the next state alone.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from rl_training.algorithms.base import (
     UpdateResult,
     check_output,
     example_observation,
+    mask_illegal,
     trainable_parameters,
 )
 from rl_training.algorithms.optimization import AveragedNetwork, Optimizer, TargetNetwork
@@ -41,8 +43,14 @@ class EpsilonGreedy(BlockNoise):
         super().__init__(seed, lambda rng, rows: rng.random((rows, 2)), width=2)
         self.num_actions = num_actions
 
-    def act(self, epsilon: float, num_envs: int, greedy: Callable[[], np.ndarray]) -> np.ndarray:
-        """Uniform actions in the random rows, greedy ones elsewhere.
+    def act(
+        self,
+        epsilon: float,
+        num_envs: int,
+        greedy: Callable[[], np.ndarray],
+        legal: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Uniform actions, of the legal ones, in the random rows, greedy ones elsewhere.
 
         `greedy` is called only if some row needs it: a fully random step costs no forward pass.
         """
@@ -51,7 +59,11 @@ class EpsilonGreedy(BlockNoise):
         num_random = np.count_nonzero(random_rows)
         if not num_random:
             return greedy()
-        uniform = (choice * self.num_actions).astype(np.int64)
+        if legal is None:
+            uniform = (choice * self.num_actions).astype(np.int64)
+        else:
+            number = (choice * np.count_nonzero(legal, 1)).astype(np.int64)
+            uniform = (legal.cumsum(1) > number[:, None]).argmax(1)  # the legal one of that number
         return uniform if num_random == num_envs else np.where(random_rows, uniform, greedy())
 
 
@@ -66,13 +78,15 @@ def bootstrap(outputs: Tensor, q: Tensor, temperature: float = 0.0) -> tuple[Ten
     At temperature 0 that is the action with the highest q [B, A], and there is no bonus. Above 0
     the next action has the probabilities softmax(q / temperature): entries are averaged, and the
     bonus is temperature * entropy, so that q's own soft value is temperature * logsumexp(q /
-    temperature) (soft Q-learning, Haarnoja et al., 2017, Eq. 4).
+    temperature) (soft Q-learning, Haarnoja et al., 2017, Eq. 4). Actions of which `mask_illegal`
+    made q minus infinity have no part in either.
     """
     if temperature == 0:
         return action_values(outputs, q.argmax(1)), q.new_zeros(len(q))
     log_policy = F.log_softmax(q / temperature, 1)
     policy = log_policy.exp()
-    entropy = -(policy * log_policy).sum(1)
+    finite = log_policy.clamp(min=-1e30)  # 0 * log 0 is 0
+    entropy = -(policy * finite).sum(1)
     return torch.einsum("ba...,ba->b...", outputs, policy), temperature * entropy
 
 
@@ -151,13 +165,14 @@ class ValueBased(Algorithm):
         clock: Clock,
         *,
         explore: bool,
+        legal: np.ndarray | None = None,
     ) -> ActResult:
         """Epsilon-greedy actions, or greedy ones of the averaged network if there is one."""
         self.set_exploring(explore)
         if not explore:
-            return ActResult(self.greedy(obs, averaged=True), state)
-        epsilon = self.epsilon(clock)
-        return ActResult(self.exploration.act(epsilon, len(obs), lambda: self.greedy(obs)), state)
+            return ActResult(self.greedy(obs, averaged=True, legal=legal), state)
+        epsilon, greedy = self.epsilon(clock), lambda: self.greedy(obs, legal=legal)
+        return ActResult(self.exploration.act(epsilon, len(obs), greedy, legal), state)
 
     def set_exploring(self, explore: bool) -> None:
         """Prepare the network for acting; noisy layers are noisy, anew, only while exploring."""
@@ -176,10 +191,14 @@ class ValueBased(Algorithm):
         return self.model if self.average is None else self.average.module
 
     @torch.no_grad()
-    def greedy(self, obs: np.ndarray, *, averaged: bool = False) -> np.ndarray:
-        """The action with the highest Q-value in each row."""
+    def greedy(
+        self, obs: np.ndarray, *, averaged: bool = False, legal: np.ndarray | None = None
+    ) -> np.ndarray:
+        """The action with the highest Q-value in each row, of the legal ones."""
         network = self.policy_network if averaged else self.model
-        best: np.ndarray = self.q_values(network(self.tensor(obs))).argmax(-1).cpu().numpy()
+        q = self.q_values(network(self.tensor(obs)))
+        q = mask_illegal(q, None if legal is None else self.tensor(legal))
+        best: np.ndarray = q.argmax(-1).cpu().numpy()
         return best
 
     @staticmethod

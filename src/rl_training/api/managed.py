@@ -210,19 +210,25 @@ class ManagedAlgorithm:
         state: PolicyState | None = None,
         episode_start: object = None,
         deterministic: bool = True,
+        action_mask: object = None,
     ) -> tuple[Any, PolicyState]:
-        """Action and new policy state for one observation, or for a batch of them."""
+        """Action and new policy state for one observation, or for a batch of them.
+
+        With `action_mask`, such as the environment's `info["action_mask"]`, a legal one.
+        """
         if getattr(obs, "shape", ())[:1] == (0,):
             raise UsageError("observation: expected at least one row in a batch, found none")
-        return self._current_agent().predict(obs, state, episode_start, deterministic)
+        agent = self._current_agent()
+        return agent.predict(obs, state, episode_start, deterministic, action_mask)
 
-    def explain(self, obs: object, path: str | Path) -> Path:
+    def explain(self, obs: object, path: str | Path, action_mask: object = None) -> Path:
         """Draw what the agent expects of each action at one observation, where values are learned.
 
-        The suffix of the path names the format. Needs matplotlib, the `report` extra.
+        The suffix of the path names the format. Needs matplotlib, the `report` extra. Actions that
+        are not legal by `action_mask` are left out.
         """
         check_path(Path(path))
-        write_picture(explain(self._current_agent(), obs), Path(path))
+        write_picture(explain(self._current_agent(), obs, action_mask), Path(path))
         return Path(path)
 
     def save(self, path: str | Path) -> Path:

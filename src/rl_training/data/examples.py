@@ -23,6 +23,8 @@ def example_batch(spec: EnvSpec, device: torch.device) -> Batch:
         discount=torch.ones(ROWS, device=device),
         weight=torch.ones(ROWS, device=device),
         slots=np.arange(ROWS),
+        legal=_masks(spec, device, ROWS),
+        next_legal=_masks(spec, device, ROWS),
     )
 
 
@@ -39,6 +41,7 @@ def example_sequences(
         first=torch.zeros(length + 1, ROWS, dtype=torch.bool, device=device),
         mask=torch.ones(rows, dtype=torch.bool, device=device),
         state=tuple(torch.zeros(ROWS, size, device=device) for size in state_sizes),
+        legal=_masks(spec, device, length + 1, ROWS),
     )
 
 
@@ -58,6 +61,7 @@ def example_rollout(spec: EnvSpec, state_sizes: Sequence[int], device: torch.dev
         bootstrap_obs=_observations(spec, device, 1),
         state=torch.zeros(*rows, size, device=device) if size else None,
         bootstrap_state=torch.zeros(1, size, device=device) if size else None,
+        legal=_masks(spec, device, *rows),
     )
 
 
@@ -69,3 +73,13 @@ def _observations(spec: EnvSpec, device: torch.device, *rows: int) -> Tensor:
 def _actions(spec: EnvSpec, device: torch.device, *rows: int) -> Tensor:
     dtype = getattr(torch, spec.action_dtype)
     return torch.zeros(*rows, *spec.action_shape, dtype=dtype, device=device)
+
+
+def _masks(spec: EnvSpec, device: torch.device, *rows: int) -> Tensor | None:
+    """The first choice of each part is legal, which is the one that `_actions` makes."""
+    if not spec.masked:
+        return None
+    legal = torch.zeros(*rows, spec.policy_outputs, dtype=torch.bool, device=device)
+    starts = np.cumsum((0, *spec.action_sizes[:-1]))
+    legal[..., torch.from_numpy(starts)] = True
+    return legal

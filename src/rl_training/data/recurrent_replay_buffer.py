@@ -18,6 +18,7 @@ from typing_extensions import Self
 
 from rl_training.config.types import parse_memory
 from rl_training.config.value_based import DRQNConfig
+from rl_training.data.masks import check_stored, packed, unpacked
 from rl_training.data.memory import (
     default_capacity,
     refuse_if_too_large,
@@ -29,8 +30,6 @@ from rl_training.errors import CheckpointError, ConfigError, UsageError
 from rl_training.storage.checks import check_bounds, saved_array, saved_count, saved_value
 from rl_training.storage.generators import set_generator_state
 from rl_training.storage.rows import RowLog, Rows
-
-_STORES = ("obs", "action", "reward", "discount", "first", "mask", "state")
 
 
 class RecurrentReplayBuffer:
@@ -82,7 +81,7 @@ class RecurrentReplayBuffer:
 
     def _room(self, spec: EnvSpec, count: int) -> dict[str, np.ndarray]:
         rows = self.rows
-        return {
+        room = {
             "obs": np.zeros((count, rows + 1, *spec.obs_shape), spec.obs_dtype),
             "action": np.zeros((count, rows, *spec.action_shape), spec.action_dtype),
             "reward": np.zeros((count, rows), np.float32),
@@ -91,6 +90,9 @@ class RecurrentReplayBuffer:
             "mask": np.zeros((count, rows), np.bool_),
             "state": np.zeros((count, sum(self._state_sizes)), np.float32),
         }
+        if spec.masked:
+            room["illegal"] = np.zeros((count, rows + 1, spec.mask_bytes), np.uint8)
+        return room
 
     @classmethod
     def build(
@@ -169,6 +171,9 @@ class RecurrentReplayBuffer:
         pending["mask"][envs, here] = True
         state = np.concatenate([part[envs] for part in step.state], 1)
         pending["state"][envs, here] = np.where(first[:, None], np.float32(0), state)
+        if self.spec.masked:
+            pending["illegal"][envs, here] = packed(step.legal, envs)
+            pending["illegal"][envs, here + 1] = packed(step.next_legal, envs)
         self._filled[envs] += 1
         self._unsaved[envs] += 1
         ended = (step.terminated | step.truncated)[envs]
@@ -208,8 +213,13 @@ class RecurrentReplayBuffer:
             raise UsageError("the replay buffer is empty: a sequence has to be finished first")
         drawn = self._rng.integers(self._count, size=batch_size)
         fields: dict[str, Any] = {
-            name: torch.from_numpy(self._chunks[name][drawn]) for name in _STORES
+            name: torch.from_numpy(rows[drawn])
+            for name, rows in self._chunks.items()
+            if name != "illegal"
         }
+        if self.spec.masked:
+            legal = unpacked(self._chunks["illegal"][drawn], self.spec.policy_outputs)
+            fields["legal"] = torch.from_numpy(legal)
         parts = fields.pop("state").split(self._state_sizes, dim=1)
         fields = {name: x.transpose(0, 1).contiguous() for name, x in fields.items()}
         batch = SequenceBatch(**fields, state=parts)
@@ -241,7 +251,7 @@ class RecurrentReplayBuffer:
             **self._shape,
             "chunks": Rows(self._log, np.array([self._stored])),
             "stored": self._stored,
-            "pending": {name: self._pending[name].copy() for name in _STORES},
+            "pending": {name: rows.copy() for name, rows in self._pending.items()},
             "filled": self._filled.copy(),
             "unsaved": self._unsaved.copy(),
             "rng": self._rng.bit_generator.state,
@@ -259,11 +269,13 @@ class RecurrentReplayBuffer:
         self._log = self._new_log()  # what was saved of the chunks before is not theirs any more
         self._log.load(saved_value(state, "chunks"), np.array([stored]))
         self._stored = stored
-        for name in _STORES:
-            self._pending[name][:] = saved_array(pending, name, self._pending[name])
+        for name, rows in self._pending.items():
+            rows[:] = saved_array(pending, name, rows)
         if (last := self.spec.max_discrete_action) is not None:
-            for rows in (self._chunks, self._pending):
-                check_bounds("action", rows["action"], low=0, high=last)
+            for room in (self._chunks, self._pending):
+                check_bounds("action", room["action"], low=0, high=last)
+                if self.spec.masked:
+                    check_stored(self.spec, room["illegal"])
         high = self.rows - 1  # a chunk that is full is stored at once
         self._filled[:] = saved_array(state, "filled", self._filled, low=0, high=high)
         self._unsaved[:] = saved_array(state, "unsaved", self._unsaved, low=0, high=high)
@@ -278,6 +290,7 @@ def chunks_for(capacity: int, sequence_length: int) -> int:
 def bytes_per_chunk(spec: EnvSpec, hyper: DRQNConfig) -> int:
     """Memory of one chunk."""
     rows = hyper.burn_in + hyper.sequence_length
-    obs = math.prod(spec.obs_shape) * np.dtype(spec.obs_dtype).itemsize + 1  # and its first
+    obs = math.prod(spec.obs_shape) * np.dtype(spec.obs_dtype).itemsize
+    obs += 1 + spec.mask_bytes  # with its first and its mask
     action = math.prod(spec.action_shape) * np.dtype(spec.action_dtype).itemsize
     return int((rows + 1) * obs + rows * (action + 2 * 4 + 1) + 4 * sum(hyper.state_sizes))

@@ -19,6 +19,7 @@ from typing_extensions import Self
 
 from rl_training.config.hyper_parameters import TransitionHyperParameters
 from rl_training.config.types import parse_memory
+from rl_training.data.masks import check_stored, packed, unpacked
 from rl_training.data.memory import (
     default_capacity,
     refuse_if_too_large,
@@ -75,10 +76,13 @@ class ReplayBuffer:
             "discount": zeros((slots,), "float32"),  # gamma * (1 - terminated)
             "valid": zeros((slots,), "bool"),
         }
+        if spec.masked:  # beside its observation, in the same slot
+            self.storage["illegal"] = zeros((slots, spec.mask_bytes), "uint8")
         # The same memory as arrays: NumPy writes and gathers few rows in half of torch's time.
         self._arrays = arrays = {name: tensor.numpy() for name, tensor in self.storage.items()}
         self._obs, self._action, self._reward = (arrays[x] for x in ("obs", "action", "reward"))
         self._discount, self._valid = arrays["discount"], arrays["valid"]
+        self._illegal = arrays.get("illegal")
         self._log = self._new_log()
         self._base = np.arange(num_envs) * self._rows
         self._end = self._base + self._rows
@@ -143,7 +147,7 @@ class ReplayBuffer:
         """Memory of one row of `spec`'s environment."""
         obs = math.prod(spec.frame_shape) * np.dtype(spec.obs_dtype).itemsize
         action = math.prod(spec.action_shape) * np.dtype(spec.action_dtype).itemsize
-        return obs + action + 2 * 4 + 1
+        return obs + action + 2 * 4 + 1 + spec.mask_bytes
 
     @classmethod
     def predicted_bytes(cls, spec: EnvSpec, capacity: int, num_envs: int) -> int:
@@ -169,11 +173,13 @@ class ReplayBuffer:
         envs = slice(None) if count == self.num_envs else np.flatnonzero(step.valid)
         here = self._head[envs]
         if np.count_nonzero(first := step.first[envs]) or self._empty:
-            here = self._begin(here, first | self._empty, step.obs[envs], envs)
+            here = self._begin(here, first | self._empty, step, envs)
         # Elsewhere the row holds the observation already: it was the last step's successor.
         there, next_obs = self._after(here, envs), step.next_obs[envs]
         self._observations.check_stacks(step.obs[envs], next_obs)
         self._obs[there] = self._observations.frame(next_obs, -1)
+        if self._illegal is not None:
+            self._illegal[there] = packed(step.next_legal, envs)
         self._action[here] = step.action[envs]
         self._reward[here] = step.reward[envs]
         self._discount[here] = self.gamma
@@ -185,15 +191,18 @@ class ReplayBuffer:
         self._head[envs] = there  # which `here` may be a view of
 
     def _begin(
-        self, here: np.ndarray, begins: np.ndarray, obs: np.ndarray, envs: slice | np.ndarray
+        self, here: np.ndarray, begins: np.ndarray, step: Transitions, envs: slice | np.ndarray
     ) -> np.ndarray:
         """Write the first observations of episodes, which leave the last of those before alone."""
         rows = np.flatnonzero(begins)
         owners, newest = np.arange(self.num_envs)[envs][rows], here[rows]
+        obs = step.obs[owners]
         for number in range(self.spec.frames):
             newest = self._after(newest, owners)
-            self._obs[newest] = self._observations.frame(obs[rows], number)
+            self._obs[newest] = self._observations.frame(obs, number)
             self._overwritten(newest)
+        if self._illegal is not None:
+            self._illegal[newest] = packed(step.legal, owners)
         here = here.copy()
         here[rows] = newest
         return here
@@ -239,6 +248,10 @@ class ReplayBuffer:
         self._discount.take(slots, 0, memory.discount, "clip")
         successors = self._sum_rewards(slots, memory.reward, memory.discount)
         self._observations.gather(successors, memory.next_obs)
+        if self._illegal is not None:
+            choices = self.spec.policy_outputs
+            memory.legal[:] = unpacked(self._illegal[slots], choices)
+            memory.next_legal[:] = unpacked(self._illegal[successors], choices)
         self._weigh(slots, memory.weight, clock)
         return memory.batch(self.device)
 
@@ -342,6 +355,8 @@ class ReplayBuffer:
             array[self._head] = saved_array(newest, name, array[self._head])
         if (last := self.spec.max_discrete_action) is not None:
             check_bounds("action", self._action, low=0, high=last)
+        if self._illegal is not None:
+            check_stored(self.spec, self._illegal)
         if not (self._empty or self._valid.any()):  # nothing could ever be drawn from it
             raise CheckpointError("valid: expected a transition among the rows, found none")
         set_generator_state(self._rng, saved_value(state, "rng"))
@@ -411,6 +426,11 @@ class BatchMemory:
         self.action = np.empty((batch_size, *spec.action_shape), spec.action_dtype)
         self.slots = np.empty(batch_size, np.int64)
         self.reward, self.discount, self.weight = np.ones((3, batch_size), np.float32)
+        masks: dict[str, Tensor] = {}
+        if spec.masked:
+            self.legal, self.next_legal = np.ones((2, batch_size, spec.policy_outputs), np.bool_)
+            masks["legal"] = torch.from_numpy(self.legal)
+            masks["next_legal"] = torch.from_numpy(self.next_legal)
         self._host = Batch(
             obs=torch.from_numpy(self.obs),
             action=torch.from_numpy(self.action),
@@ -419,13 +439,15 @@ class BatchMemory:
             discount=torch.from_numpy(self.discount),
             weight=torch.from_numpy(self.weight),
             slots=self.slots,
+            **masks,
         )
 
     def batch(self, device: torch.device) -> Batch:
         """What was gathered, on the device."""
         if device.type == "cpu":
             return self._host
-        tensors = {name: getattr(self._host, name) for name in Batch._fields[:-1]}
+        fields = self._host._asdict().items()
+        tensors: dict[str, Any] = {name: x for name, x in fields if isinstance(x, Tensor)}
         if device.type == "cuda":
             # Pinning copies, so a transfer in flight is not overwritten by the next batch.
             tensors = {name: x.pin_memory() for name, x in tensors.items()}

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from rl_training.config.hyper_parameters import OnPolicyHyperParameters
+from rl_training.data.masks import check_stored, packed, unpacked
 from rl_training.data.normalization import RewardNormalizer
 from rl_training.data.types import EnvSpec, Rollout, Transitions
 from rl_training.errors import CheckpointError
@@ -46,6 +47,8 @@ class RolloutBuffer:
         self._first, self._valid = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
         self._state = np.zeros((*rows, state_size), np.float32)
         self._next_state = np.zeros_like(self._state)
+        self._illegal = np.zeros((*rows, spec.mask_bytes), np.uint8)
+        self._names = _FIELDS + _STATES + ("illegal",) * spec.masked
         self._filled = 0
 
     @classmethod
@@ -76,13 +79,13 @@ class RolloutBuffer:
         obs = math.prod(spec.obs_shape) * np.dtype(spec.obs_dtype).itemsize
         action = math.prod(spec.action_shape) * np.dtype(spec.action_dtype).itemsize
         flags_and_reward = 4 * 1 + 4
-        row = 2 * (obs + 4 * sum(hyper.state_sizes)) + action + flags_and_reward
+        row = 2 * (obs + 4 * sum(hyper.state_sizes)) + action + flags_and_reward + spec.mask_bytes
         return hyper.rollout_steps(num_envs) * num_envs * row
 
     @property
     def nbytes(self) -> int:
         """Memory the buffer takes."""
-        return sum(int(getattr(self, f"_{name}").nbytes) for name in _FIELDS + _STATES)
+        return sum(int(getattr(self, f"_{name}").nbytes) for name in self._names)
 
     def __len__(self) -> int:
         return int(np.count_nonzero(self._valid[: self._filled]))
@@ -101,6 +104,8 @@ class RolloutBuffer:
         if step.state:
             for name in _STATES:
                 np.concatenate(getattr(step, name), 1, out=getattr(self, f"_{name}")[self._filled])
+        if self.spec.masked:
+            self._illegal[self._filled] = packed(step.legal, slice(None))
         # No one vouches for the reward of a row that only resets.
         self._reward[self._filled][~step.valid] = 0.0
         self._filled += 1
@@ -129,6 +134,7 @@ class RolloutBuffer:
             bootstrap_rows=self._tensor(rows),
             bootstrap_obs=self._tensor(self._next_obs.reshape(-1, *obs_shape)[rows]),
             **self._states(rows),
+            **self._masks(),
         )
         self._filled = 0
         return rollout
@@ -140,13 +146,18 @@ class RolloutBuffer:
         after = self._next_state[np.divmod(rows, self._state.shape[1])]
         return {"state": self._tensor(self._state), "bootstrap_state": self._tensor(after)}
 
+    def _masks(self) -> dict[str, torch.Tensor]:
+        """The masks of all rows, if the environment gives any."""
+        if not self.spec.masked:
+            return {}
+        return {"legal": self._tensor(unpacked(self._illegal, self.spec.policy_outputs))}
+
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array.copy()).to(self.device)
 
     def state_dict(self) -> dict[str, Any]:
         """The rows stored so far."""
-        fields = _FIELDS + _STATES
-        rows = {name: getattr(self, f"_{name}")[: self._filled].copy() for name in fields}
+        rows = {name: getattr(self, f"_{name}")[: self._filled].copy() for name in self._names}
         state = {"num_steps": self.num_steps, "rows": rows}
         if self._reward_normalizer is not None:
             state["reward_normalizer"] = self._reward_normalizer.state_dict()
@@ -174,8 +185,12 @@ class RolloutBuffer:
         self._filled = len(reward)
         if self._reward_normalizer is not None:
             self._reward_normalizer.load_state_dict(saved_value(state, "reward_normalizer"))
-        for name in _FIELDS + (_STATES if "state" in rows else ()):
+        for name in self._names:
+            if name in _STATES and "state" not in rows:
+                continue
             choice = self.spec.max_discrete_action if name == "action" else None
             low = None if choice is None else 0
             part = getattr(self, f"_{name}")[: self._filled]
             part[:] = saved_array(rows, name, part, low=low, high=choice)
+        if self.spec.masked:
+            check_stored(self.spec, self._illegal[: self._filled])

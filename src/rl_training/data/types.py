@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +27,8 @@ class EnvSpec:
     them. `action_kind` is `discrete` (then
     `num_actions` counts the choices), `continuous` (then `action_dim` numbers in [-1, 1]),
     `multi_discrete` (then `action_sizes` counts the choices of each part) or `multi_binary` (then
-    `action_dim` switches).
+    `action_dim` switches). If it is `masked`, a mask of its legal choices comes with every
+    observation.
     """
 
     env_id: str
@@ -38,6 +39,7 @@ class EnvSpec:
     num_actions: int = 0
     action_dim: int = 0
     action_sizes: tuple[int, ...] = ()
+    masked: bool = False
 
     @property
     def obs_dim(self) -> int:
@@ -60,6 +62,16 @@ class EnvSpec:
     def policy_outputs(self) -> int:
         """Numbers a policy network gives: logits of the choices, or means."""
         return self.num_actions or sum(self.action_sizes) or self.action_dim
+
+    @property
+    def maskable(self) -> bool:
+        """Whether an action is made of choices of which some can be illegal."""
+        return self.action_kind in ("discrete", "multi_discrete")
+
+    @property
+    def mask_bytes(self) -> int:
+        """Memory of one stored mask, a bit for each choice; 0 without masks."""
+        return -(-self.policy_outputs // 8) if self.masked else 0
 
     @property
     def action_dtype(self) -> str:
@@ -97,7 +109,9 @@ class Transitions(NamedTuple):
     `next_obs` is the true successor, also at the end of an episode. Rows with `valid` False are
     autoreset rows, not transitions; nothing in them may be stored. `first` marks rows whose `obs`
     starts an episode. `state` is the policy state before the step, of before the reset if it
-    starts an episode, and `next_state` the one after it.
+    starts an episode, and `next_state` the one after it. `legal` and `next_legal` are the masks of
+    the two observations, true for legal choices, if the environment gives any; after a termination
+    every choice counts as legal, as none is made.
     """
 
     obs: np.ndarray
@@ -110,6 +124,8 @@ class Transitions(NamedTuple):
     valid: np.ndarray
     state: PolicyState = ()
     next_state: PolicyState = ()
+    legal: np.ndarray | None = None
+    next_legal: np.ndarray | None = None
 
 
 class Batch(NamedTuple):
@@ -117,6 +133,8 @@ class Batch(NamedTuple):
 
     `discount` is `gamma**k * (1 - terminated)` with k the number of rewards summed in `reward`.
     `weight` is one unless the buffer says otherwise. `slots` name the rows, for priorities.
+    `legal` and `next_legal` [B, A] are the masks of `obs` and `next_obs`; None if the environment
+    gives none.
     """
 
     obs: Tensor
@@ -126,14 +144,17 @@ class Batch(NamedTuple):
     discount: Tensor
     weight: Tensor
     slots: np.ndarray
+    legal: Tensor | None = None
+    next_legal: Tensor | None = None
 
 
 class SequenceBatch(NamedTuple):
     """Sampled sequences, time first: T rows [T, B, ...] to learn from, some after context rows.
 
-    `obs` and `first` have a row more, the successor of the last. Rows with `mask` False are context
-    or padding and count for nothing. `first` marks rows that start an episode. `state` is the
-    policy state before row 0, each part [B, ...], as it was when the sequence was played.
+    `obs`, `first` and `legal` have a row more, the successor of the last. Rows with `mask` False
+    are context or padding and count for nothing. `first` marks rows that start an episode. `state`
+    is the policy state before row 0, each part [B, ...], as it was when the sequence was played.
+    `legal` has the masks of `obs`, or is None if the environment gives none.
     """
 
     obs: Tensor
@@ -143,16 +164,21 @@ class SequenceBatch(NamedTuple):
     first: Tensor
     mask: Tensor
     state: tuple[Tensor, ...]
+    legal: Tensor | None = None
 
     def from_row(self, row: int, state: tuple[Tensor, ...]) -> SequenceBatch:
         """What is left of it from a row on, and the state before that row."""
-        return SequenceBatch._make([*(x[row:] for x in self[:-1]), state])
+        return self._replace(**{name: x[row:] for name, x in self._rows().items()}, state=state)
 
     def to(self, device: torch.device) -> SequenceBatch:
         """The same on a device."""
-        fields: list[Any] = [x.to(device, non_blocking=True) for x in self[:-1]]
-        fields.append(tuple(part.to(device, non_blocking=True) for part in self.state))
-        return SequenceBatch(*fields)
+        moved = {name: x.to(device, non_blocking=True) for name, x in self._rows().items()}
+        state = tuple(part.to(device, non_blocking=True) for part in self.state)
+        return self._replace(**moved, state=state)
+
+    def _rows(self) -> dict[str, Tensor]:
+        """The fields that have a row for each step."""
+        return {name: x for name, x in self._asdict().items() if isinstance(x, Tensor)}
 
 
 class Rollout(NamedTuple):
@@ -162,7 +188,8 @@ class Rollout(NamedTuple):
     and the newest row of each environment, have a successor that is not the next row: its
     observation is in `bootstrap_obs`, and `bootstrap_rows` gives the flat index t * N + n. The
     policy states before rows and after the rows to bootstrap have all their parts in one row of
-    numbers; a feed-forward policy has none.
+    numbers; a feed-forward policy has none. `legal` [T, N, A] has the masks of `obs`, if the
+    environment gives any.
     """
 
     obs: Tensor
@@ -176,6 +203,7 @@ class Rollout(NamedTuple):
     bootstrap_obs: Tensor
     state: Tensor | None = None
     bootstrap_state: Tensor | None = None
+    legal: Tensor | None = None
 
 
 def expect_shapes(pattern: str, *tensors: Tensor) -> None:

@@ -1,8 +1,9 @@
-"""Environments; importing this registers `PointPixels-v0` with Gymnasium."""
+"""Environments; importing this registers `PointPixels-v0` and `PegSolitaire-v0` with Gymnasium."""
 
-from rl_training.envs.point_pixels import register
+from rl_training.envs import peg_solitaire, point_pixels
 from rl_training.exports import lazy
 
 __all__, __getattr__, __dir__ = lazy(__name__)
 
-register()
+point_pixels.register()
+peg_solitaire.register()

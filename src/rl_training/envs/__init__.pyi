@@ -2,6 +2,8 @@
 
 from rl_training.envs.factory import make_env as make_env
 from rl_training.envs.factory import make_vector_env as make_vector_env
+from rl_training.envs.masks import ActionMaskInfo as ActionMaskInfo
+from rl_training.envs.masks import HideActionMask as HideActionMask
 from rl_training.envs.pixels import PixelObservation as PixelObservation
 from rl_training.envs.pixels import stacked_frames as stacked_frames
 from rl_training.envs.point_pixels import PointPixels as PointPixels

@@ -17,6 +17,7 @@ from gymnasium.vector import VectorEnv
 
 from rl_training.config.imports import import_factory, import_module
 from rl_training.envs.async_vector_env import DEFAULT_TIMEOUT, QuickAsyncVectorEnv
+from rl_training.envs.masks import with_mask_info
 from rl_training.envs.snapshots.vector import SnapshotEnvMaker
 from rl_training.envs.vector_envs import EnvFailure, OneOfVector, QuickSyncVectorEnv
 from rl_training.errors import (
@@ -61,8 +62,8 @@ def make_env(
     """One environment: from a Gymnasium id, `package.module:Class`, a callable, or already built.
 
     A time limit is applied only if the id was registered with one. Wrappers go on in their order,
-    the last one outermost. With `native` vectorization it is one of the vector
-    implementation that the id comes with.
+    the last one outermost; around an environment with a method `action_masks()`, `ActionMaskInfo`
+    is. With `native` vectorization it is one of the vector implementation that the id comes with.
     """
     if vectorization == "native":
         return OneOfVector(_native(source, 1, env_kwargs, wrappers))
@@ -80,7 +81,7 @@ def make_env(
         )
     for wrapper in wrappers:
         env = _wrap(env, wrapper)
-    return env
+    return with_mask_info(env)
 
 
 def make_vector_env(

@@ -28,7 +28,8 @@ UNBOUNDED = 1e30
 class SpaceAdapter:
     """Turns an environment's observations into vectors or images, and actions into its own.
 
-    `frames` counts the images that are stacked in an observation.
+    `frames` counts the images that are stacked in an observation, and `masked` says that masks of
+    the legal actions come with them.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class SpaceAdapter:
         action: spaces.Space[Any],
         *,
         frames: int = 1,
+        masked: bool = False,
     ):
         self.observation = observation
         self.action = action
@@ -48,6 +50,7 @@ class SpaceAdapter:
             obs_shape=self._obs_codec.shape,
             obs_dtype=self._obs_codec.dtype,
             frames=frames if _is_frame_stack(self._obs_codec.shape, frames) else 1,
+            masked=masked,
             **self._action_codec.sizes,
         )
 

@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import concatenate
 
 from rl_training.envs.contract import answer_problem, answer_problems, observation_problem
+from rl_training.envs.masks import KEY
 from rl_training.envs.stacking import frames_of_native
 from rl_training.errors import EnvError, safe_text
 
@@ -250,7 +251,7 @@ class OneOfVector(gym.Env[Any, Any]):
     ) -> tuple[Any, dict[str, Any]]:
         """The first observation of an episode."""
         obs, info = self._venv.reset(seed=seed, options=options)
-        return obs[0], info
+        return obs[0], _with_its_mask(info)
 
     def step(self, action: object) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """What the environment answers; whether an episode's end shows its last observation or the
@@ -258,7 +259,8 @@ class OneOfVector(gym.Env[Any, Any]):
         """
         actions = np.asarray(action, self.action_space.dtype)[None]
         obs, reward, terminated, truncated, info = self._venv.step(actions)
-        return obs[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), info
+        ends = bool(terminated[0]), bool(truncated[0])
+        return obs[0], float(reward[0]), *ends, _with_its_mask(info)
 
     def render(self) -> Any:
         """The image of the one environment."""
@@ -268,3 +270,8 @@ class OneOfVector(gym.Env[Any, Any]):
     def close(self) -> None:
         """Close the vector environment."""
         self._venv.close()
+
+
+def _with_its_mask(info: dict[str, Any]) -> dict[str, Any]:
+    """The info of a vector of one, whose mask is that of the one."""
+    return info | {KEY: info[KEY][0]} if KEY in info else info

@@ -9,9 +9,16 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, flatten, flatten_space
 
+from rl_training.envs.masks import ActionMaskInfo, HideActionMask
 from rl_training.envs.pixels import PixelObservation
 
-__all__ = ["MaskVelocity", "PixelObservation", "PreviousActionReward"]
+__all__ = [
+    "ActionMaskInfo",
+    "HideActionMask",
+    "MaskVelocity",
+    "PixelObservation",
+    "PreviousActionReward",
+]
 
 VELOCITIES = {
     "CartPole": (1, 3),

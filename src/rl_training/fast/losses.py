@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from rl_training.data.types import EnvSpec
 Array = np.ndarray
 CHUNK = 65_536  # pairs of quantiles compared at once: what stays in a processor's cache
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+_LOWEST = -1e30  # log-probability of what is impossible; finite, so that 0 * log 0 is 0
 
 
 class BatchArrays(NamedTuple):
@@ -26,6 +27,8 @@ class BatchArrays(NamedTuple):
     discount: Array
     weight: Array
     slots: Array
+    legal: Array | None = None
+    next_legal: Array | None = None
 
 
 class ValueLoss(NamedTuple):
@@ -66,6 +69,11 @@ def log_softmax(x: Array) -> Array:
     return logs
 
 
+def mask_illegal(values: Array, legal: Array | None) -> Array:
+    """Kernel of `algorithms.base.mask_illegal`."""
+    return values if legal is None else np.where(legal, values, np.float32(-np.inf))
+
+
 # Value-based
 
 
@@ -73,7 +81,7 @@ def soft_bootstrap(outputs: Array, q: Array, temperature: float) -> tuple[Array,
     """Kernel of `algorithms.value_based.bootstrap` above temperature 0."""
     log_policy = log_softmax(q / temperature)
     policy = np.exp(log_policy)
-    bonus = -temperature * (policy * log_policy).sum(1)
+    bonus = -temperature * (policy * np.maximum(log_policy, _LOWEST)).sum(1)
     return np.einsum("ba...,ba->b...", outputs, policy), bonus
 
 
@@ -89,12 +97,13 @@ def dqn_loss(
     """Kernel of `algorithms.dqn.dqn_loss`."""
     rows = rows_of(len(q))
     if temperature:
-        selector = next_q if selector is None else selector
+        selector = mask_illegal(next_q if selector is None else selector, batch.next_legal)
         next_value = np.add(*soft_bootstrap(next_q, selector, temperature))
     elif selector is None:
-        next_value = np.maximum.reduce(next_q.T.copy(), 0)  # NumPy is slow on a short last axis
+        legal_q = mask_illegal(next_q, batch.next_legal)
+        next_value = np.maximum.reduce(legal_q.T.copy(), 0)  # NumPy is slow on a short last axis
     else:
-        next_value = next_q[rows, selector.argmax(1)]
+        next_value = next_q[rows, mask_illegal(selector, batch.next_legal).argmax(1)]
     target = batch.reward + batch.discount * next_value
     value = q[rows, batch.action]
     error = value - target
@@ -120,6 +129,7 @@ def qr_dqn_loss(
     """Kernel of `algorithms.qr_dqn.qr_dqn_loss`."""
     rows = rows_of(len(quantiles))
     selector = next_quantiles.mean(-1) if selector is None else selector
+    selector = mask_illegal(selector, batch.next_legal)
     if temperature:
         next_samples, bonus = soft_bootstrap(next_quantiles, selector, temperature)
         next_samples += bonus[:, None]
@@ -193,6 +203,7 @@ def c51_loss(
     reward = batch.reward
     if selector is None:
         selector = softmax(next_logits) @ support
+    selector = mask_illegal(selector, batch.next_legal)
     if temperature:
         mixture, bonus = soft_bootstrap(softmax(next_logits), selector, temperature)
         reward = reward + batch.discount * bonus
@@ -333,6 +344,12 @@ class SampleArrays(NamedTuple):
     value: Array
     advantage: Array
     returns: Array
+    legal: Array | None = None
+
+    def at(self, rows: Array) -> SampleArrays:
+        """Some of the rows."""
+        columns: Any = (None if x is None else x[rows] for x in self)
+        return SampleArrays(*columns)
 
 
 class PPOArrays(NamedTuple):
@@ -403,10 +420,11 @@ class ArrayDistribution(Protocol):
 
 
 class CategoricalArrays:
-    """One of A choices, from logits [B, A]; actions [B]."""
+    """One of A choices, from logits [B, A]; actions [B]. Those of a mask are chosen alone."""
 
-    def __init__(self, logits: Array) -> None:
-        self.logits = logits
+    def __init__(self, logits: Array, legal: Array | None = None) -> None:
+        self.logits = mask_illegal(logits, legal)
+        self._masked = legal is not None
         self._log_probs: Array | None = None
 
     @property
@@ -414,6 +432,8 @@ class CategoricalArrays:
         """Log-probabilities [B, A]; a sample needs none."""
         if self._log_probs is None:
             self._log_probs = log_softmax(self.logits)
+            if self._masked:
+                self._log_probs = np.maximum(self._log_probs, _LOWEST)
         return self._log_probs
 
     def sample(self, noise: Array) -> Array:
@@ -445,9 +465,10 @@ class CategoricalArrays:
 class MultiCategoricalArrays:
     """Several independent choices, from concatenated logits [B, sum of sizes]; actions [B, K]."""
 
-    def __init__(self, logits: Array, sizes: tuple[int, ...]) -> None:
+    def __init__(self, logits: Array, sizes: tuple[int, ...], legal: Array | None = None) -> None:
         self._sizes = sizes
-        self.parts = [CategoricalArrays(part) for part in self._split(logits)]
+        masks = [None] * len(sizes) if legal is None else self._split(legal)
+        self.parts = list(map(CategoricalArrays, self._split(logits), masks))
 
     def _split(self, columns: Array) -> list[Array]:
         ends = np.cumsum(self._sizes)
@@ -554,12 +575,14 @@ class DiagonalGaussianArrays:
         return rows * z * self._precision, grad_log_std
 
 
-def distribution(spec: EnvSpec, output: Array, log_std: Array | None) -> ArrayDistribution:
+def distribution(
+    spec: EnvSpec, output: Array, log_std: Array | None, legal: Array | None = None
+) -> ArrayDistribution:
     """The distribution of `spec`'s kind of action over a policy's output."""
     if spec.action_kind == "discrete":
-        return CategoricalArrays(output)
+        return CategoricalArrays(output, legal)
     if spec.action_kind == "multi_discrete":
-        return MultiCategoricalArrays(output, spec.action_sizes)
+        return MultiCategoricalArrays(output, spec.action_sizes, legal)
     if spec.action_kind == "multi_binary":
         return BernoulliArrays(output)
     assert log_std is not None

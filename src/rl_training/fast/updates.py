@@ -90,11 +90,12 @@ class ValueKernel:
             backward(result.gradient)
         return _reported(VALUE_METRICS, result.metrics, torch.from_numpy(result.priority))
 
-    def greedy(self, obs: Array, *, averaged: bool = False) -> Array:
-        """The action with the highest Q-value in each row."""
+    def greedy(self, obs: Array, *, averaged: bool = False, legal: Array | None = None) -> Array:
+        """The action with the highest Q-value in each row, of the legal ones."""
         network = self._policy if averaged else self._model
         with np.errstate(all="ignore"):
-            best: Array = self._q_values(network.forward(obs)).argmax(-1)
+            q = self._q_values(network.forward(obs))
+            best: Array = losses.mask_illegal(q, legal).argmax(-1)
         return best
 
 
@@ -215,6 +216,7 @@ class PPOKernel:
         )
         obs = rollout.obs.flatten(0, 1).numpy()
         action = rollout.action.flatten(0, 1).numpy()
+        legal = None if rollout.legal is None else rollout.legal.flatten(0, 1).numpy()
         with np.errstate(all="ignore"):
             values = model.value(np.concatenate([obs, rollout.bootstrap_obs.numpy()]))
             value = values[: len(obs)].reshape(reward.shape)
@@ -224,15 +226,17 @@ class PPOKernel:
             trace = hyper.gamma * hyper.gae_lambda * (~ended).astype(np.float32)
             after = next_value.reshape(reward.shape)
             advantage = losses.gae(reward, value, after, discount, trace)
-            log_prob = self._policy(model.policy(obs)).log_prob(action)
-            columns = (x.reshape(-1) for x in (value, advantage, advantage + value))
+            log_prob = self._policy(model.policy(obs), legal).log_prob(action)
+            returns = (advantage + value).reshape(-1)
+            columns = (obs, action, log_prob, value.reshape(-1), advantage.reshape(-1), returns)
             rows = valid.reshape(-1)
-            return losses.SampleArrays(*(x[rows] for x in (obs, action, log_prob, *columns)))
+            kept: Any = (None if x is None else x[rows] for x in (*columns, legal))
+            return losses.SampleArrays(*kept)
 
     def minibatches(self, samples: losses.SampleArrays) -> Iterator[losses.SampleArrays]:
         """Shuffled rows in pieces of nearly equal size."""
         for rows in self._algorithm.shuffled_rows(len(samples.value)):
-            yield losses.SampleArrays(*(x[rows] for x in samples))
+            yield samples.at(rows)
 
     def differentiate(self, old: losses.SampleArrays, clip_range: float) -> Loss:
         """Leave the gradient of a minibatch's loss in the parameters."""
@@ -241,7 +245,7 @@ class PPOKernel:
             if hyper.normalize_advantages:
                 old = old._replace(advantage=losses.normalized(old.advantage))
             (output, value), backward = self._model.vjp(old.obs)
-            policy = self._policy(output)
+            policy = self._policy(output, old.legal)
             log_prob = policy.log_prob(old.action)
             terms = losses.ppo_terms(log_prob, value, old, clip_range, hyper.value_clip_range)
             grad_entropy = -hyper.entropy_coef / len(value)
@@ -251,11 +255,11 @@ class PPOKernel:
             loss = numbers[0] + hyper.value_coef * numbers[1] - hyper.entropy_coef * numbers[4]
         return _reported(PPO_METRICS, np.append(np.float32(loss), numbers))
 
-    def actions(self, obs: Array, noise: Array | None) -> Array:
-        """Actions that `noise` draws, or the most likely ones without it."""
+    def actions(self, obs: Array, noise: Array | None, legal: Array | None = None) -> Array:
+        """Legal actions that `noise` draws, or the most likely ones without it."""
         with np.errstate(all="ignore"):
-            policy = self._policy(self._model.policy(obs))
+            policy = self._policy(self._model.policy(obs), legal)
             return policy.mode() if noise is None else policy.sample(noise)
 
-    def _policy(self, output: Array) -> losses.ArrayDistribution:
-        return losses.distribution(self._algorithm.spec, output, self._model.log_std)
+    def _policy(self, output: Array, legal: Array | None) -> losses.ArrayDistribution:
+        return losses.distribution(self._algorithm.spec, output, self._model.log_std, legal)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any
 
@@ -18,7 +19,8 @@ from rl_training.config.imports import import_factory
 from rl_training.config.train_config import TrainConfig
 from rl_training.data.normalization import NoNormalizer, Normalizer, ObservationNormalizer
 from rl_training.data.types import Clock, EnvSpec, PolicyState
-from rl_training.envs.spaces import SpaceAdapter, space_from_plain, space_to_plain
+from rl_training.envs.masks import MaskProblem, predicted_masks
+from rl_training.envs.spaces import SpaceAdapter, action_kind, space_from_plain, space_to_plain
 from rl_training.errors import (
     CheckpointError,
     ConfigError,
@@ -34,6 +36,8 @@ from rl_training.runtime.seeding import derive_seed
 from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.trust import refuse_untrusted
 from rl_training.storage.checkpoints import Checkpoint, loading_part
+
+logger = logging.getLogger("rl_training")
 
 MAX_FRAMES = 10_000
 LARGE_TENSOR = 64 << 20
@@ -56,6 +60,7 @@ class Agent:
         self.normalizer = normalizer
         self.adapter = adapter
         self.algorithm = algorithm
+        self._warned_of_masks = False
         self.clock = Clock(0, 1)  # where its training stands; sets the exploration of `predict`
 
     def set_progress(self, env_steps: int, horizon: int) -> None:
@@ -63,15 +68,29 @@ class Agent:
         self.clock = self.clock._replace(env_steps=env_steps, horizon=horizon)
 
     def act(
-        self, obs: np.ndarray, state: PolicyState, first: np.ndarray, *, explore: bool
+        self,
+        obs: np.ndarray,
+        state: PolicyState,
+        first: np.ndarray,
+        legal: np.ndarray | None = None,
+        *,
+        explore: bool,
     ) -> ActResult:
-        """Actions for encoded observations."""
+        """Actions for encoded observations, of the legal ones if there is a mask [B, A]."""
         normalized = self.normalizer.array(obs)
-        return self.algorithm.act(normalized, state, first, self.clock, explore=explore)
+        # Algorithms of continuous actions have no such argument.
+        masks: dict[str, Any] = {} if legal is None else {"legal": legal}
+        return self.algorithm.act(normalized, state, first, self.clock, explore=explore, **masks)
 
-    def greedy(self, obs: np.ndarray, state: PolicyState, first: np.ndarray) -> ActResult:
+    def greedy(
+        self,
+        obs: np.ndarray,
+        state: PolicyState,
+        first: np.ndarray,
+        legal: np.ndarray | None = None,
+    ) -> ActResult:
         """Deterministic actions for encoded observations."""
-        return self.act(obs, state, first, explore=False)
+        return self.act(obs, state, first, legal, explore=False)
 
     def predict(
         self,
@@ -79,18 +98,44 @@ class Agent:
         state: PolicyState | None = None,
         episode_start: object = None,
         deterministic: bool = True,
+        action_mask: object = None,
     ) -> tuple[Any, PolicyState]:
         """Action and new policy state for one observation or a batch of them.
 
-        `state` None, and rows where `episode_start` is true, begin a new episode.
+        `state` None, and rows where `episode_start` is true, begin a new episode. `action_mask` has
+        a true or 1 for each legal choice, as in the environment's `info["action_mask"]`, and a row
+        for each observation of a batch; without it all choices count as legal.
         """
         encoded, single = self.adapter.encode_any(obs)
         first = _episode_starts(episode_start, len(encoded), single) | (state is None)
         initial = self.algorithm.initial_state(len(encoded))
         state = initial if state is None else _checked_state(state, initial)
-        result = self.act(encoded, state, first, explore=not deterministic)
+        legal = self.masks(action_mask, len(encoded), single=single)
+        result = self.act(encoded, state, first, legal, explore=not deterministic)
         action = self.adapter.decode(result.action)
         return (action[0] if single else action), result.state
+
+    def masks(self, given: object, rows: int, *, single: bool) -> np.ndarray | None:
+        """A user's action mask as [B, A], checked; None if there is none."""
+        spec = self.adapter.spec
+        if given is None:
+            if spec.masked and not self._warned_of_masks:
+                self._warned_of_masks = True
+                logger.warning(
+                    "%s gives action masks, and predict was called without one: all actions count "
+                    'as legal. Pass action_mask=info["action_mask"].',
+                    spec.env_id,
+                )
+            return None
+        if not (spec.maskable and self.algorithm.takes_masks):
+            raise UsageError(
+                f"action_mask: expected none, as {self.spec.name} on {spec.env_id} does not choose "
+                "among discrete actions with one; leave it out"
+            )
+        try:
+            return predicted_masks(spec, given, rows, single=single)
+        except (MaskProblem, ValueError) as error:
+            raise UsageError(f"action_mask: {error}") from None
 
     def check_spaces(self, observation: gym.Space[Any], action: gym.Space[Any]) -> None:
         """Refuse to be used with spaces that are not this agent's."""
@@ -111,6 +156,8 @@ class Agent:
             "action": space_to_plain(self.adapter.action),
             "frames": self.adapter.spec.frames,
         }
+        if self.adapter.spec.masked:
+            spaces["masked"] = True
         agent = {
             "algorithm": self.algorithm.state_dict(),
             "normalizer": self.normalizer.state_dict(),
@@ -119,8 +166,15 @@ class Agent:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take over a checkpoint's algorithm; its spaces must be this agent's."""
-        observation, action, _ = _saved_spaces(checkpoint)
+        observation, action, _, masked = _saved_spaces(checkpoint)
         self.check_spaces(observation, action)
+        if masked != self.adapter.spec.masked:
+            raise CheckpointError(
+                f"{checkpoint.path}: expected an agent trained "
+                f"{'without' if masked else 'with'} action masks, as the environment gives "
+                f"{'none' if masked else 'some'}, found one trained "
+                f"{'with' if masked else 'without'} them"
+            )
         agent = checkpoint.read("agent")
         try:
             self.algorithm.load_state_dict(agent["algorithm"])
@@ -163,6 +217,12 @@ def build_agent(
             f"{spec.name}: expected an object of a class derived from rl_training.algorithms."
             f"Algorithm as the algorithm, found {described(algorithm)}"
         )
+    if adapter.spec.masked and not algorithm.takes_masks:
+        raise IncompatibleEnv(
+            f"{adapter.spec.env_id} gives action masks, and {spec.name} does not take them: "
+            f"{type(algorithm).__name__}.act has no argument legal. Give it one, or hide the masks "
+            "with the wrapper HideActionMask."
+        )
     normalizer: Normalizer = NoNormalizer()
     if config.normalize_observations:
         if adapter.spec.obs_dtype == "uint8":
@@ -178,13 +238,13 @@ def build_agent(
 
 def saved_adapter(checkpoint: Checkpoint, spec: AlgorithmSpec) -> SpaceAdapter:
     """The spaces a checkpointed agent was built for; the algorithm must take them."""
-    observation, action, frames = _saved_spaces(checkpoint)
+    observation, action, frames, masked = _saved_spaces(checkpoint)
     env_id = saved_info(checkpoint).env_id
     try:
         check_spaces(spec, env_id, observation, action)
     except IncompatibleEnv as error:
         raise CheckpointError(f"{checkpoint.path}: spaces: {error}") from error
-    return SpaceAdapter(env_id, observation, action, frames=frames)
+    return SpaceAdapter(env_id, observation, action, frames=frames, masked=masked)
 
 
 def _episode_starts(given: object, rows: int, single: bool) -> np.ndarray:
@@ -213,15 +273,22 @@ def _checked_state(state: PolicyState, initial: PolicyState) -> PolicyState:
     return tuple(state)
 
 
-def _saved_spaces(checkpoint: Checkpoint) -> tuple[gym.Space[Any], gym.Space[Any], int]:
-    """The observation space, the action space and the stacked images of a checkpoint's agent."""
+def _saved_spaces(checkpoint: Checkpoint) -> tuple[gym.Space[Any], gym.Space[Any], int, bool]:
+    """The spaces of a checkpoint's agent, its stacked images, and whether it has masks."""
     saved = checkpoint.read("spaces")
     with loading_part(checkpoint, "spaces"):
         observation, action = (space_from_plain(saved[name]) for name in ("observation", "action"))
         frames = saved.get("frames", 1)
         if type(frames) is not int or not 1 <= frames <= MAX_FRAMES:
             raise CheckpointError(f"frames: expected from 1 to {MAX_FRAMES}, found {frames!r:.80}")
-    return observation, action, frames
+        masked = saved.get("masked", False)
+        choices = action_kind(action) in ("discrete", "multi_discrete")
+        if type(masked) is not bool or (masked and not choices):
+            raise CheckpointError(
+                f"masked: expected true or false, and masks of discrete actions alone, found "
+                f"{masked!r:.80}"
+            )
+    return observation, action, frames, masked
 
 
 def resolve_device(name: str) -> torch.device:

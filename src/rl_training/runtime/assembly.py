@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -16,11 +16,15 @@ from gymnasium.vector import VectorEnv
 from rl_training.config.hyper_parameters import HyperParameters, OffPolicyHyperParameters
 from rl_training.config.train_config import TrainConfig
 from rl_training.data.memory import format_bytes
+from rl_training.envs import masks
+from rl_training.envs.async_vector_env import QuickAsyncVectorEnv
 from rl_training.envs.factory import make_env, make_vector_env
 from rl_training.envs.pixels import stacked_frames
+from rl_training.envs.snapshots import probe
 from rl_training.envs.snapshots.vector import ResumeLevel, packages_of, resume_level
-from rl_training.envs.spaces import SpaceAdapter
-from rl_training.errors import ConfigError
+from rl_training.envs.spaces import SpaceAdapter, action_kind
+from rl_training.envs.vector_envs import QuickSyncVectorEnv
+from rl_training.errors import ConfigError, EnvError
 from rl_training.runtime.agent import Agent, build_agent
 from rl_training.runtime.callbacks import Callback, Evaluate, LogMetrics, SaveCheckpoint
 from rl_training.runtime.collector import Collector
@@ -39,6 +43,8 @@ from rl_training.storage.metrics_log import MetricsLog
 from rl_training.storage.runs import relevant_versions
 
 logger = logging.getLogger("rl_training")
+
+_PACKAGED = (QuickSyncVectorEnv, QuickAsyncVectorEnv)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,12 +101,7 @@ class Environments:
         eval_kwargs = self.config.eval_env_kwargs
         if not self.prebuilt:
             try:
-                return make_env(
-                    self.source,
-                    env_kwargs=self.config.env_kwargs | eval_kwargs,
-                    wrappers=self.config.wrappers,
-                    vectorization=self.config.vectorization,
-                )
+                return self._single(self.config.env_kwargs | eval_kwargs)
             except ConfigError as error:
                 if eval_kwargs and str(error).startswith("env_kwargs:"):
                     raise ConfigError(f"env_kwargs with eval_{error}") from error
@@ -118,6 +119,38 @@ class Environments:
             f"{why}. Pass a callable that builds it, or set eval_interval=0 and "
             "final_eval_episodes=0."
         )
+
+    def _single(self, env_kwargs: Mapping[str, Any]) -> gym.Env[Any, Any]:
+        return make_env(
+            self.source,
+            env_kwargs=env_kwargs,
+            wrappers=self.config.wrappers,
+            vectorization=self.config.vectorization,
+        )
+
+    def gives_masks(self, envs: VectorEnv[Any, Any, Any]) -> bool:
+        """Whether the environments say which actions are legal, as their first reset shows.
+
+        It is that of another one, closed afterwards, where one can be built: `envs` are left alone.
+        """
+        if action_kind(envs.single_action_space) not in ("discrete", "multi_discrete"):
+            return False
+        if not isinstance(envs.unwrapped, _PACKAGED) and masks.method_out_of_reach(envs):
+            raise EnvError(
+                f"{self.name}: its environments have a method {masks.METHOD}, which cannot be "
+                "called from a vector environment that is already built; expected info["
+                f"'{masks.KEY}']: put the wrapper ActionMaskInfo around each of them"
+            )
+        packaged = isinstance(envs.unwrapped, _PACKAGED) or self.config.vectorization == "native"
+        with probe.undisturbed(), ExitStack() as opened:
+            env: Any = envs
+            try:
+                if packaged and not self.prebuilt:
+                    env = self._single(self.config.env_kwargs)
+                    opened.callback(probe.close, env)
+                return masks.KEY in env.reset(seed=derive_seed(self.config.seed, "probe"))[1]
+            except (Exception, SystemExit):  # it will show again, and be reported in full
+                return False
 
     def resume_level(self) -> ResumeLevel:
         """How exactly a run in these environments can be resumed."""
@@ -160,7 +193,12 @@ def build(plan: RunPlan, calls: EnvCalls | None = None) -> Components:
         on_error.callback(environments.close, envs)
         spaces = envs.single_observation_space, envs.single_action_space
         check_spaces(plan.spec, environments.name, *spaces)
-        adapter = SpaceAdapter(environments.name, *spaces, frames=stacked_frames(envs))
+        adapter = SpaceAdapter(
+            environments.name,
+            *spaces,
+            frames=stacked_frames(envs),
+            masked=environments.gives_masks(envs),
+        )
         agent = build_agent(plan.spec, plan.config, plan.hyper, adapter, plan.checkpoint)
         buffer = plan.spec.component("buffer").build(
             adapter.spec,
@@ -227,6 +265,7 @@ def assemble(
         versions=relevant_versions(packages_of(components.collector.envs)),
     )
     run.collector.reset(run.reset_seeds, algorithm.initial_state(num_envs))
+    _announce_masks(run.collector)
     return run
 
 
@@ -273,6 +312,20 @@ def _announce(buffer: Any, level: ResumeLevel) -> None:
         logger.info("resume level: exact")
     else:
         logger.warning("resume level: %s (%s)", level.level, level.reason)
+
+
+def _announce_masks(collector: Collector) -> None:
+    """Say what becomes of action masks that the environment gives."""
+    spec = collector.adapter.spec
+    if spec.masked:
+        logger.info("action masks: found, illegal actions are neither taken nor learned from")
+    elif collector.gave_masks:
+        logger.warning(
+            "%s gives action masks, which are for Discrete and MultiDiscrete actions: ignored for "
+            "its %s ones",
+            spec.env_id,
+            spec.action_kind,
+        )
 
 
 def _evaluator(environments: Environments, adapter: SpaceAdapter) -> Evaluator | None:

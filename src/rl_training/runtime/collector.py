@@ -1,7 +1,8 @@
 """Collection of experience: the only loop that handles autoreset modes.
 
 Whatever a vector environment does when an episode ends, what leaves here are true transitions:
-the successor is the last observation of the episode, and a row that only resets is not valid.
+the successor is the last observation of the episode, and a row that only resets is not valid. Where
+the environment gives action masks, each observation has its own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rl_training.algorithms.base import ActResult
+from rl_training.data.masks import some_legal
 from rl_training.data.types import PolicyState, Transitions
+from rl_training.envs import masks
 from rl_training.envs.async_vector_env import QuickAsyncVectorEnv
 from rl_training.envs.snapshots.classes import SnapshotUnavailable
 from rl_training.envs.snapshots.vector import (
@@ -31,7 +34,7 @@ from rl_training.envs.vector_envs import EnvFailure
 from rl_training.errors import CheckpointError, EnvError, NonFiniteError, safe_text
 from rl_training.runtime.process import EnvCalls
 from rl_training.runtime.transcript import Trajectory, Transcript
-from rl_training.storage.checks import saved_count, saved_number
+from rl_training.storage.checks import saved_array, saved_count, saved_number
 from rl_training.storage.state import Stateful
 from rl_training.storage.tree import StateTree
 
@@ -41,9 +44,18 @@ _ONE_BY_ONE = (SyncVectorEnv, AsyncVectorEnv, QuickAsyncVectorEnv)
 
 
 class Act(Protocol):
-    """Chooses actions for a vector step."""
+    """Chooses actions for a vector step, in an environment without action masks."""
 
     def __call__(self, obs: np.ndarray, state: PolicyState, first: np.ndarray, /) -> ActResult:
+        """An action per row, and the policy state after it."""
+
+
+class MaskedAct(Protocol):
+    """Chooses actions for a vector step among those that `legal` [N, A] allows."""
+
+    def __call__(
+        self, obs: np.ndarray, state: PolicyState, first: np.ndarray, legal: np.ndarray, /
+    ) -> ActResult:
         """An action per row, and the policy state after it."""
 
 
@@ -92,6 +104,8 @@ class Collector(Stateful):
         self._failed = False
         self._no_rows = np.zeros(self.num_envs, np.bool_)
         self._all_rows = np.ones(self.num_envs, np.bool_)
+        self._masked = adapter.spec.masked
+        self._legal: np.ndarray | None = None  # of the observations to act on
 
     def reset(self, seeds: list[int], state: PolicyState) -> None:
         """Start new episodes everywhere, each environment with its seed."""
@@ -104,12 +118,16 @@ class Collector(Stateful):
         one_each = isinstance(envs.unwrapped, _ONE_BY_ONE)
         self.calls.enter()
         try:
-            obs, _ = envs.reset(seed=cast("int", seeds if one_each else seeds[0]))
+            obs, info = envs.reset(seed=cast("int", seeds if one_each else seeds[0]))
         except (Exception, SystemExit) as error:  # its exit() must not skip the save
             raise self._env_error("reset", error) from error
         finally:
             self.calls.leave()
         self._obs = self._require_finite(self.adapter.encode(obs))
+        self._legal = self._masks(info, self._all_rows) if self._masked else None
+        self.gave_masks = masks.KEY in info
+        if self.gave_masks and not self._masked:
+            self._refuse_masks()
         self._first = self._all_rows.copy()
         self._resetting = self._no_rows.copy()  # NEXT_STEP: the coming step only resets these
         self._state = tuple(np.array(part) for part in state)  # a resume writes into it
@@ -118,10 +136,13 @@ class Collector(Stateful):
         if self._initial_global_state is None:
             self._initial_global_state = self._global_state()
 
-    def step(self, act: Act) -> Transitions:
+    def step(self, act: Act | MaskedAct) -> Transitions:
         """Act once in every environment."""
-        obs, first, state = self._obs, self._first, self._state
-        result = act(obs, state, first)
+        obs, first, state, legal = self._obs, self._first, self._state, self._legal
+        if legal is None:
+            result = cast(Act, act)(obs, state, first)
+        else:
+            result = cast(MaskedAct, act)(obs, state, first, legal)
         action = self.adapter.decode(result.action)  # outside: its failure is not the environment's
         self.calls.enter()
         try:
@@ -137,12 +158,21 @@ class Collector(Stateful):
             done &= valid
         ended = np.count_nonzero(done)
         next_obs = reset_obs = self.adapter.encode(raw)
+        reset_info = info
         if ended and self.mode is not AutoresetMode.NEXT_STEP:
-            next_obs, reset_obs = self._final_and_reset_obs(next_obs, done, info)
+            next_obs, reset_obs, reset_info = self._final_and_reset_obs(next_obs, done, info)
+        next_legal = None
+        if self._masked:
+            next_legal, self._legal = self._masks_after(info, reset_info, terminated, done)
+        elif masks.KEY in info:
+            self._refuse_masks()
         reward, next_obs = self._checked_reward(reward, valid), self._require_finite(next_obs)
         ends = terminated, truncated
         states = state, result.state
-        step = Transitions(obs, result.action, reward, next_obs, *ends, first, valid, *states)
+        masked = legal, next_legal
+        step = Transitions(
+            obs, result.action, reward, next_obs, *ends, first, valid, *states, *masked
+        )
         self._obs, self._state = reset_obs, result.state
         if self.mode is AutoresetMode.NEXT_STEP:
             self._first, self._resetting = self._resetting, done
@@ -155,21 +185,65 @@ class Collector(Stateful):
 
     def _final_and_reset_obs(
         self, obs: np.ndarray, done: np.ndarray, info: dict[str, Any]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The true successors, and the observations the next step starts from."""
+    ) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+        """The true successors, the observations the next step starts from, and their info."""
         if self.mode is AutoresetMode.SAME_STEP:
             final = obs.copy()
             for row in np.flatnonzero(done):
                 final[row] = self.adapter.encode_one(info["final_obs"][row])
-            return final, self._require_finite(obs)
+            return final, self._require_finite(obs), info
         self.calls.enter()
         try:
-            restarted, _ = self.envs.reset(options={"reset_mask": done})
+            restarted, reset_info = self.envs.reset(options={"reset_mask": done})
         except (Exception, SystemExit) as error:
             raise self._env_error("reset", error) from error
         finally:
             self.calls.leave()
-        return obs, self._require_finite(self.adapter.encode(restarted))
+        return obs, self._require_finite(self.adapter.encode(restarted)), reset_info
+
+    def _masks_after(
+        self,
+        info: dict[str, Any],
+        reset_info: dict[str, Any],
+        terminated: np.ndarray,
+        done: np.ndarray,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The masks of the true successors, and of the observations the next step starts from.
+
+        A terminated state has none to be looked at: whatever the environment says of it, every
+        action counts as legal.
+        """
+        goes_on = ~(terminated & done)
+        if self.mode is AutoresetMode.SAME_STEP:
+            legal = self._masks(info, self._all_rows)
+            if not np.count_nonzero(done):
+                return legal, legal
+            final = self._masks(info.get("final_info", {}), done & goes_on)
+            return np.where(done[:, None], final, legal), legal
+        legal = self._masks(info, goes_on)
+        if self.mode is AutoresetMode.NEXT_STEP or not np.count_nonzero(done):
+            return legal, legal
+        return legal, np.where(done[:, None], self._masks(reset_info, done), legal)
+
+    def _refuse_masks(self) -> None:
+        """Masks that come only now were not reckoned with; other actions than choices have none."""
+        if self.adapter.spec.maskable:
+            raise EnvError(
+                f"{self.adapter.spec.env_id} gave an action mask at vector step {self.steps + 1} "
+                "and none with an earlier observation: expected one with each. Put it into the "
+                "info of every reset and step, or hide it with the wrapper HideActionMask."
+            )
+
+    def _masks(self, info: dict[str, Any], rows: np.ndarray) -> np.ndarray:
+        """The masks of some rows; every action is legal in the others."""
+        try:
+            return masks.vector_masks(self.adapter.spec, info, rows)
+        except masks.MaskProblem as problem:
+            raise EnvError(
+                f"{self.adapter.spec.env_id} gave a wrong action mask in environment "
+                f"{problem.index} at vector step {self.steps + 1}: {problem.text}. Fix the mask, "
+                "or hide it with the wrapper HideActionMask."
+            ) from None
 
     def _count(self, step: Transitions, done: np.ndarray | None) -> None:
         self.steps += 1
@@ -247,9 +321,19 @@ class Collector(Stateful):
         what = f"raised {type(error).__name__} in {call}"
         return EnvError(f"{name} {what}{when}: {safe_text(error)}")
 
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands, with the masks if there are any."""
+        state = super().state_dict()
+        return state if self._legal is None else state | {"legal": self._legal}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a collector stood; its environments are restored apart, where they can be."""
         parts = len(self._state)
+        if self._legal is not None:
+            self._legal = saved_array(state, "legal", self._legal).copy()
+            state = {key: value for key, value in state.items() if key != "legal"}
+            if not some_legal(self.adapter.spec, self._legal).all():
+                raise CheckpointError("legal: expected masks that allow an action, found none")
         super().load_state_dict(state)
         if len(self._state) != parts:  # of a feed-forward policy any would fit
             raise CheckpointError(f"state: expected {parts} arrays, found {len(self._state)}")

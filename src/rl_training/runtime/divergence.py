@@ -141,7 +141,7 @@ class WatchLearning(Callback):
         entropy = values.get("train/entropy")
         if entropy is None or run.env_steps > run.progress.horizon / 2:
             return  # late in a run a nearly deterministic policy is what was to be learned
-        lowest = collapsed_entropy(run.agent.adapter.spec)
+        lowest = collapsed_entropy(run.agent.adapter.spec, _field(run.batch, "legal"))
         if entropy < lowest:
             self._warn(
                 run,
@@ -187,17 +187,21 @@ class WatchLearning(Callback):
         logger.warning("step %d: %sTry to %s.", run.env_steps, text, " or ".join(advice))
 
 
-def collapsed_entropy(spec: EnvSpec) -> float:
+def collapsed_entropy(spec: EnvSpec, legal: Tensor | None = None) -> float:
     """The entropy below which a policy hardly explores.
 
-    Discrete: 1 % of that of uniform choices. Continuous: that of a normal distribution with 1 % of
-    the actions' half range as its standard deviation.
+    Discrete: 1 % of that of uniform choices, of the legal ones if there are masks [..., A].
+    Continuous: that of a normal distribution with 1 % of the actions' half range as its standard
+    deviation.
     """
     if spec.action_kind == "continuous":
         return spec.action_dim * math.log(COLLAPSED_SHARE * math.sqrt(2 * math.pi * math.e))
     sizes = spec.action_sizes or (
         (spec.num_actions,) if spec.num_actions else (2,) * spec.action_dim
     )
+    if legal is not None:
+        counts = [part.sum(-1).double() for part in torch.split(legal, list(sizes), -1)]
+        return COLLAPSED_SHARE * sum(float(count.log().mean()) for count in counts)
     return COLLAPSED_SHARE * sum(map(math.log, sizes))
 
 

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import gymnasium as gym
 import numpy as np
 
 from rl_training.data.types import PolicyState
+from rl_training.envs import masks
 from rl_training.envs.contract import answer_problem
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.errors import EnvError, NonFiniteError, safe_text
-from rl_training.runtime.collector import Act
+from rl_training.runtime.collector import Act, MaskedAct
 from rl_training.runtime.process import EnvCalls
 from rl_training.runtime.seeding import derive_seed
 
@@ -49,7 +50,8 @@ class EpisodePlayer:
     Episode k is reset with a seed derived from the given one and k, so its course does not depend
     on which row plays it or when. An exception in an environment becomes an EnvError, and numbers
     that are not finite a NonFiniteError. An episode of `max_steps` steps is cut there as truncated,
-    with a warning.
+    with a warning. Action masks that the environments give are passed on; where the policy was
+    trained with some, they must.
     """
 
     def __init__(
@@ -67,12 +69,13 @@ class EpisodePlayer:
         self._max_steps = max_steps
         self._calls = calls or EnvCalls()
         self._warned = False
+        self._masked = adapter.spec.masked
         # The first is made now: what cannot be built is refused before an hour of training.
         self._envs = [make_env()]
 
     def play(
         self,
-        act: Act,
+        act: Act | MaskedAct,
         initial_state: Callable[[int], PolicyState],
         *,
         episodes: int,
@@ -89,12 +92,16 @@ class EpisodePlayer:
         episode_of, started = list(range(rows)), rows  # numbers from `episodes` on are not played
         spec = self._adapter.spec
         obs = np.zeros((rows, *spec.obs_shape), spec.obs_dtype)
+        self._legal = np.ones((rows, spec.policy_outputs), np.bool_)
         for row in range(playable):
             obs[row] = self._reset(row, seed, row)
         first, state = np.ones(rows, np.bool_), initial_state(rows)
         lengths = [0] * rows
         while active := [row for row in range(rows) if episode_of[row] < episodes]:
-            result = act(obs, state, first)
+            if self._masked:
+                result = cast(MaskedAct, act)(obs, state, first, self._legal)
+            else:
+                result = cast(Act, act)(obs, state, first)
             actions, state = self._adapter.decode(result.action), result.state
             first = np.zeros(rows, np.bool_)
             steps = []
@@ -135,12 +142,15 @@ class EpisodePlayer:
         self._calls.enter()
         try:
             answer = self._envs[row].reset(seed=episode_seed)
-            obs, _ = answer
+            obs, info = answer
             first_obs = self._adapter.encode_one(obs)
         except (Exception, SystemExit) as error:  # its exit() must not skip the save
             raise self._env_error("reset", error, episode, seed, answer) from error
         finally:
             self._calls.leave()
+        # An agent that was not trained yet does not know whether there are masks.
+        self._masked |= self._adapter.spec.maskable and masks.KEY in info
+        self._take_mask(row, "reset", info, episode, seed)
         return self._finite("observation", first_obs)
 
     def _step(
@@ -150,7 +160,7 @@ class EpisodePlayer:
         self._calls.enter()
         try:
             answer = self._envs[row].step(action)
-            obs, reward, terminated, truncated, _ = answer
+            obs, reward, terminated, truncated, info = answer
             next_obs = self._adapter.encode_one(obs)
             step = EpisodeStep(row, episode, float(reward), bool(terminated), bool(truncated))
         except (Exception, SystemExit) as error:
@@ -158,7 +168,21 @@ class EpisodePlayer:
         finally:
             self._calls.leave()
         self._finite("reward", np.asarray(step.reward))
+        if not (step.terminated or step.truncated):
+            self._take_mask(row, "step", info, episode, seed)
         return self._finite("observation", next_obs), step
+
+    def _take_mask(
+        self, row: int, call: str, info: dict[str, Any], episode: int, seed: int
+    ) -> None:
+        """Keep the mask of the observation to act on next."""
+        if not self._masked:
+            return
+        try:
+            self._legal[row] = masks.single_mask(self._adapter.spec, info)
+        except masks.MaskProblem as error:
+            text = f"a wrong action mask: {error}"
+            raise self._env_error(call, error, episode, seed, text) from error
 
     def _finite(self, what: str, values: np.ndarray) -> np.ndarray:
         if not np.isfinite(values).all():

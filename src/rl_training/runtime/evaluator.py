@@ -11,7 +11,7 @@ import numpy as np
 
 from rl_training.data.types import PolicyState
 from rl_training.envs.spaces import SpaceAdapter
-from rl_training.runtime.collector import Act
+from rl_training.runtime.collector import Act, MaskedAct
 from rl_training.runtime.episodes import EpisodePlayer
 from rl_training.runtime.process import EnvCalls
 
@@ -57,7 +57,7 @@ class Evaluator:
 
     def evaluate(
         self,
-        act: Act,
+        act: Act | MaskedAct,
         initial_state: Callable[[int], PolicyState],
         *,
         episodes: int,
@@ -66,11 +66,11 @@ class Evaluator:
     ) -> Evaluation:
         """Play `episodes` episodes to their ends, or raise EvaluationStopped."""
 
-        def act_unless_stopped(obs: np.ndarray, state: PolicyState, first: np.ndarray) -> ActResult:
+        def act_unless_stopped(*seen: Any) -> ActResult:
             # Checked before acting: a signal during the last step must not drop a whole result.
             if stopped():
                 raise EvaluationStopped
-            return act(obs, state, first)
+            return act(*seen)
 
         returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
         played = self._player.play(act_unless_stopped, initial_state, episodes=episodes, seed=seed)

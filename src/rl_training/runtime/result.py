@@ -204,7 +204,8 @@ def failure(run: TrainingRun, error: Exception) -> Exception:
 
 
 def _recovery_hint(run: TrainingRun) -> str:
-    from rl_training.runtime.trust import placeholders, trust_option  # here, as it knows the callbacks
+    # Here, as it knows the callbacks.
+    from rl_training.runtime.trust import placeholders, trust_option
 
     where, trouble = f"The run directory is {run.directory}", ""
     try:

@@ -231,10 +231,16 @@ class TrainingRun(Stateful):
         """Whether the loop continues: no budget used up, no stop, no signal."""
         return not (self.progress.finished or self.stop_reason or self.interrupts.received)
 
-    def explore(self, obs: np.ndarray, state: PolicyState, first: np.ndarray) -> ActResult:
+    def explore(
+        self,
+        obs: np.ndarray,
+        state: PolicyState,
+        first: np.ndarray,
+        legal: np.ndarray | None = None,
+    ) -> ActResult:
         """Actions for collecting experience."""
         self.agent.clock = self.progress.clock
-        return self.agent.act(obs, state, first, explore=True)
+        return self.agent.act(obs, state, first, legal, explore=True)
 
     def update(self, batch: Any, clock: Clock) -> UpdateResult:
         """One update of the algorithm; raises DivergenceError at the first value not finite."""

@@ -60,8 +60,8 @@ class Explanation(NamedTuple):
     expected: ActionReturns
 
 
-def explain(agent: Agent, obs: object) -> Explanation:
-    """What the agent expects at one raw observation."""
+def explain(agent: Agent, obs: object, action_mask: object = None) -> Explanation:
+    """What the agent expects of the legal actions at one raw observation."""
     if not agent.spec.explains:
         able = [name for name, spec in all_specs().items() if spec.explains]
         raise UsageError(
@@ -73,13 +73,18 @@ def explain(agent: Agent, obs: object) -> Explanation:
         raise UsageError(
             f"explain: expected one observation, found a batch of {len(encoded)}; give one of them"
         )
+    legal = agent.masks(action_mask, 1, single=True)
     expected = action_returns(agent.algorithm, agent.normalizer.array(encoded))
+    choices = np.arange(len(expected.q_values))
+    if legal is not None:
+        choices = np.flatnonzero(legal[0])
+        expected = ActionReturns(expected.form, *(rows[choices] for rows in expected[1:]))
     return Explanation(
         algo=agent.spec.name,
         env_id=agent.adapter.spec.env_id,
         env_steps=agent.clock.env_steps,
         observation=str(obs),
-        actions=[str(action) for action in agent.adapter.decode(np.arange(len(expected.q_values)))],
+        actions=[str(action) for action in agent.adapter.decode(choices)],
         expected=expected,
     )
 

@@ -33,16 +33,21 @@ def show_actions(
     state: PolicyState | None = None
     with threads(managed.config):
         for line in [observation] if observation is not None else input_lines():
-            obs, starts = parse_observation(line)
-            action, state = managed.predict(obs, state, starts, deterministic=not stochastic)
-            picture = None if explain is None else managed.explain(obs, explain)
+            obs, starts, mask = parse_observation(line)
+            action, state = managed.predict(
+                obs, state, starts, deterministic=not stochastic, action_mask=mask
+            )
+            picture = None if explain is None else managed.explain(obs, explain, mask)
             typer.echo(json.dumps({"action": action.tolist()}))
             if picture is not None:
                 typer.echo(f"written: {picture}", err=True)
 
 
-def parse_observation(text: str) -> tuple[object, object]:
-    """An observation from JSON, and whether it starts an episode, None if that was left out."""
+def parse_observation(text: str) -> tuple[object, object, object]:
+    """An observation from JSON, whether it starts an episode, and its action mask.
+
+    What was left out is None.
+    """
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -52,15 +57,15 @@ def parse_observation(text: str) -> tuple[object, object]:
             f"({error})"
         ) from None
     if not isinstance(value, dict):
-        return value, None
-    if unknown := value.keys() - {"observation", "episode_start"}:
+        return value, None, None
+    if unknown := value.keys() - {"observation", "episode_start", "action_mask"}:
         raise UsageError(
-            f"observation: expected the keys observation and episode_start, found "
+            "observation: expected the keys observation, episode_start and action_mask, found "
             f"{sorted(unknown)[0]!r}"
         )
     if "observation" not in value:
         raise UsageError('observation: expected a key "observation", found none')
-    return value["observation"], value.get("episode_start")
+    return value["observation"], value.get("episode_start"), value.get("action_mask")
 
 
 def input_lines() -> Iterator[str]:

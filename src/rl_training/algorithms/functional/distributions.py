@@ -2,7 +2,8 @@
 
 Each has `sample`, `mode`, `log_prob` and `entropy`, with a row per environment or batch row.
 Log-probabilities and entropies are summed over the parts of an action. A sample is a function of
-the output and of noise.
+the output and of noise. A choice whose logit is minus infinity, as that of an illegal action, has
+probability 0: it is never sampled, and adds nothing to an entropy or a gradient.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class Categorical:
     def entropy(self) -> Tensor:
         """Entropy in nats."""
         log_probs = self.logits.log_softmax(-1)
-        return -(log_probs.exp() * log_probs).sum(-1)
+        finite = log_probs.clamp(min=-1e30)  # 0 * log 0 is 0
+        return -(log_probs.exp() * finite).sum(-1)
 
 
 class MultiCategorical:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from pydantic import Field
 
-from rl_training.algorithms import DQN, DQNConfig, Loss, action_values, dqn_loss
+from rl_training.algorithms import DQN, DQNConfig, Loss, action_values, dqn_loss, mask_illegal
 from rl_training.data import Batch
 from rl_training.runtime import DQN_SPEC
 
@@ -32,7 +32,8 @@ class MyAlgo(DQN):
 
         Shapes: obs and next_obs [B, D]; action, reward, discount and weight [B]. `discount` is
         gamma to the power of the rewards summed, and 0 after a termination: it replaces the usual
-        `gamma * (1 - done)`. `weight` is 1 unless `prioritized` is set.
+        `gamma * (1 - done)`. `weight` is 1 unless `prioritized` is set. `legal` and `next_legal`
+        [B, A] are the action masks of the two observations, or None if there are none.
         """
         q = self.model(batch.obs)  # [B, A]
         next_q = self.target(batch.next_obs)  # [B, A], the target network's
@@ -46,7 +47,7 @@ class MyAlgo(DQN):
             kind=self.hyper.loss,
         )
         # An example of another term: conservative Q-learning (Kumar et al., 2020, Eq. 4).
-        rows = q.logsumexp(1) - action_values(q, batch.action)
+        rows = mask_illegal(q, batch.legal).logsumexp(1) - action_values(q, batch.action)
         penalty = (batch.weight * rows).mean()
         loss = base.value + self.hyper.conservatism * penalty
         # Metrics are detached scalars, logged as train/<name>.

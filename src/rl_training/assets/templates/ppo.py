@@ -9,7 +9,15 @@ from dataclasses import replace
 
 from pydantic import Field
 
-from rl_training.algorithms import PPO, Loss, PPOConfig, Samples, normalized, ppo_terms
+from rl_training.algorithms import (
+    PPO,
+    Loss,
+    PPOConfig,
+    Samples,
+    mask_illegal,
+    normalized,
+    ppo_terms,
+)
 from rl_training.runtime import PPO_SPEC
 
 
@@ -31,12 +39,13 @@ class MyAlgo(PPO):
 
         Shapes: obs [B, D]; action [B] or [B, A]; log_prob and value, both as they were when the
         rollout ended, advantage and returns [B]. `clip_range` is what its schedule says now.
+        `legal` [B, A] are the action masks, or None if the environment gives none.
         """
         hyper = self.hyper
         if hyper.normalize_advantages:
             batch = batch._replace(advantage=normalized(batch.advantage))
         output, value = self.policy_and_value(batch.obs)
-        policy = self.policy(output)
+        policy = self.policy(mask_illegal(output, batch.legal))
         log_prob = policy.log_prob(batch.action)
         terms = ppo_terms(log_prob, value, batch, clip_range, hyper.value_clip_range)
         means = {name: rows.mean() for name, rows in terms._asdict().items()}

@@ -21,6 +21,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from rl_training.envs.masks import KEY, legal_action
+
 Env = gym.Env[Any, Any]
 Venv = VectorEnv[Any, Any, Any]
 
@@ -43,11 +45,15 @@ def endless_actions(env: Env | Venv, *, seed: int) -> Iterator[Any]:
 
 
 class Playback(NamedTuple):
-    """The actions played, all that training would see of them, and how many episodes ended."""
+    """The actions played, all that training would see of them, and how many episodes ended.
+
+    `info` belongs to the observation at its end.
+    """
 
     actions: list[Any]
     record: list[Any]
     ends: int
+    info: dict[str, Any]
 
     def length(self) -> str:
         """In words."""
@@ -59,16 +65,25 @@ def ends_of_episodes(number: int) -> str:
     return f"{number or 'no'} end{'s' * (number != 1)} of episodes"
 
 
-def play(env: Env | Venv, actions: Iterable[Any]) -> list[Any]:
-    """Step through the actions; the record holds all that training would see."""
-    return [part for action in actions for part in _step(env, action)[0]]
+def play(env: Env | Venv, actions: Iterable[Any], info: dict[str, Any] | None = None) -> list[Any]:
+    """Step through the actions; the record holds all that training would see.
+
+    `info` belongs to the observation they begin from. Illegal actions are replaced by legal ones.
+    """
+    record, info = [], info or {}
+    for action in actions:
+        answers, _, info = _step(env, _legal(env, action, info))
+        record += answers
+    return record
 
 
-def play_past_episode_end(env: Env | Venv, actions: Iterator[Any], *, beyond: int) -> Playback:
+def play_past_episode_end(
+    env: Env | Venv, actions: Iterator[Any], *, beyond: int, info: dict[str, Any]
+) -> Playback:
     """Play until an episode has ended in each environment and `beyond` more steps are made.
 
     It stops after 1,200 steps or half a second, whatever has ended by then, but not before
-    `beyond` steps.
+    `beyond` steps. `info` belongs to the observation it begins from.
     """
     deadline = time.monotonic() + _PLAYBACK_SECONDS
     played: list[Any] = []
@@ -77,15 +92,27 @@ def play_past_episode_end(env: Env | Venv, actions: Iterator[Any], *, beyond: in
     while left and len(played) < _PLAYBACK_STEPS:
         if len(played) >= beyond and time.monotonic() > deadline:
             break
-        played.append(next(actions))
-        answers, ended = _step(env, played[-1])
+        played.append(_legal(env, next(actions), info))
+        answers, ended, info = _step(env, played[-1])
         record += answers
         ends = ends + np.atleast_1d(ended)
         left -= bool(np.all(ends))
-    return Playback(played, record, int(ends.sum()))
+    return Playback(played, record, int(ends.sum()), info)
 
 
-def _step(env: Env | Venv, action: Any) -> tuple[list[Any], Any]:
+def _legal(env: Env | Venv, action: Any, info: dict[str, Any]) -> Any:
+    if KEY not in info:
+        return action
+    if not isinstance(env, VectorEnv):
+        return legal_action(env.action_space, action, info)
+    space, masks = env.single_action_space, info[KEY]
+    return np.array(
+        [legal_action(space, one, {KEY: mask}) for one, mask in zip(action, masks, strict=False)],
+        action.dtype,
+    )
+
+
+def _step(env: Env | Venv, action: Any) -> tuple[list[Any], Any, dict[str, Any]]:
     vector = isinstance(env, VectorEnv)
     resets_itself = vector and env.metadata.get("autoreset_mode") is not AutoresetMode.DISABLED
     obs, reward, terminated, truncated, info = env.step(action)
@@ -96,8 +123,13 @@ def _step(env: Env | Venv, action: Any) -> tuple[list[Any], Any]:
     answers, ended = [copy_or_digest(answer)], np.logical_or(terminated, truncated)
     if not resets_itself and np.any(ended):
         mask = {"reset_mask": ended} if vector else None
-        answers.append(copy_or_digest(env.reset(options=mask)[0]))
-    return answers, ended
+        obs, info_of_reset = env.reset(options=mask)
+        answers.append(copy_or_digest(obs))
+        if vector and KEY in info_of_reset:  # the others' masks are those of the step
+            info[KEY][ended] = info_of_reset[KEY][ended]
+        elif not vector:
+            info = info_of_reset
+    return answers, ended, info
 
 
 def copy_or_digest(answer: object) -> Any:
@@ -113,8 +145,8 @@ def copy_or_digest(answer: object) -> Any:
 
 def play_episode(env: Env | Venv, actions: Iterable[Any], *, seed: int | None) -> list[Any]:
     """Reset, then play."""
-    obs, _ = env.reset(seed=seed)
-    return [copy_or_digest(obs), *play(env, actions)]
+    obs, info = env.reset(seed=seed)
+    return [copy_or_digest(obs), *play(env, actions, info)]
 
 
 def bitwise_equal(left: object, right: object) -> bool:

@@ -249,12 +249,12 @@ def _find_level(
     first = build()
     generators = probe.global_generators()
     actions = probe.endless_actions(first, seed=seed)
-    start, _ = first.reset(seed=seed)
+    start, info = first.reset(seed=seed)
     start, initial = probe.copy_or_digest(start), _global_state(first)
     beyond = int(np.random.default_rng(seed).integers(10, 31))
-    before = probe.play_past_episode_end(first, actions, beyond=beyond)
+    before = probe.play_past_episode_end(first, actions, beyond=beyond, info=info)
     trouble = _restore_trouble(first, second := build(), initial, seed)
-    after = probe.play_past_episode_end(first, actions, beyond=20)
+    after = probe.play_past_episode_end(first, actions, beyond=20, info=before.info)
     if not trouble:
         trouble = _replay_trouble(first, second, after)
     if not trouble:

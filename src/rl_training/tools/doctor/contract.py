@@ -14,9 +14,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from gymnasium import spaces
 
+from rl_training.data.types import EnvSpec
 from rl_training.envs.contract import answer_problems, leaves, tuple_problem
 from rl_training.envs.factory import Env
+from rl_training.envs.masks import KEY, MaskProblem, legal_action, single_mask
 from rl_training.envs.snapshots.probe import endless_actions
+from rl_training.envs.spaces import action_codec, action_kind
 from rl_training.tools.doctor.report import Finding, Mark
 
 Arrays: TypeAlias = list[tuple[np.ndarray, np.ndarray]]
@@ -58,6 +61,7 @@ class Play:
     largest_observation: float = 0.0
     problems: dict[tuple[str, str], Finding] = field(default_factory=dict)
     broken: bool = False
+    masks: list[float] = field(default_factory=list)  # the share of legal choices in each
 
     @property
     def steps_per_second(self) -> float:
@@ -97,37 +101,76 @@ def contract_findings(play: Play) -> list[Finding]:
     if np.isfinite(largest) and largest > LARGE_OBSERVATION:
         text = f"observations reach {largest:.4g}: set normalize_observations: true"
         findings.append(Finding("note", "scale", text))
-    return findings
+    return [*findings, *_mask_findings(play)]
+
+
+def _mask_findings(play: Play) -> list[Finding]:
+    """What becomes of action masks, where there are any."""
+    problems = [finding for finding in play.problems.values() if finding.topic == "masks"]
+    if problems or not play.masks:
+        return problems
+    text = (
+        f"action masks found with every observation, {np.mean(play.masks):.0%} of the choices "
+        "legal: used by every algorithm for discrete actions, nothing to configure"
+    )
+    return [Finding("ok", "masks", text)]
 
 
 def _play(env: Env, play: Play, *, deadline: float, most_steps: int, seed: int) -> None:
     actions = endless_actions(env, seed=seed)
-    before = _check_observation(play, env, _reset(env, play, seed), [])
+    obs, info = _reset(env, play, seed)
+    before = _check_observation(play, env, obs, [])
     length = 0
     while play.steps < most_steps and (play.steps < 2 or time.perf_counter() < deadline):
-        obs, terminated, truncated = _step(env, play, next(actions))
+        action = legal_action(env.action_space, next(actions), info)
+        obs, terminated, truncated, info = _step(env, play, action)
         length += 1
         before = _check_observation(play, env, obs, before)
+        if not terminated:
+            _check_mask(play, env, info)
         if terminated or truncated:
             play.episodes.append(Episode(length, terminated, truncated))
-            before, length = _check_observation(play, env, _reset(env, play, None), before), 0
+            obs, info = _reset(env, play, None)
+            before, length = _check_observation(play, env, obs, before), 0
 
 
-def _reset(env: Env, play: Play, seed: int | None) -> object:
+def _check_mask(play: Play, env: Env, info: dict[str, Any]) -> None:
+    """Check the action mask of an observation that is to be acted on, if there are masks."""
+    if KEY not in info and not play.masks:
+        return
+    if action_kind(env.action_space) not in ("discrete", "multi_discrete"):
+        text = "action masks are for Discrete and MultiDiscrete actions: these are ignored"
+        play.note("warning", "masks", text)
+        return
+    if not play.masks and play.steps:
+        play.note("error", "masks", "an action mask came, and none with an earlier observation")
+    spec = EnvSpec(env_id="", obs_shape=(), **action_codec(env.action_space).sizes)
+    try:
+        play.masks.append(float(single_mask(spec, info).mean()))
+    except MaskProblem as problem:
+        play.masks.append(0.0)
+        play.note("error", "masks", f"action mask: {problem.text}")
+
+
+def _reset(env: Env, play: Play, seed: int | None) -> tuple[object, dict[str, Any]]:
     # Both arguments, as a vector environment passes them in training.
     result, seconds = _timed("reset", partial(env.reset, seed=seed, options=None))
     play.reset_seconds.append(seconds)
     _check_answer(env, play, "reset", result)
-    return result[0]
+    obs, info = result
+    info = info if isinstance(info, dict) else {}
+    _check_mask(play, env, info)
+    return obs, info
 
 
-def _step(env: Env, play: Play, action: object) -> tuple[object, bool, bool]:
+def _step(env: Env, play: Play, action: object) -> tuple[object, bool, bool, dict[str, Any]]:
     play.steps += 1
     result, seconds = _timed("step", partial(env.step, action))
     play.step_seconds += seconds
     _check_answer(env, play, "step", result)
-    obs, _, terminated, truncated, _ = result
-    return obs, bool(np.any(terminated)), bool(np.any(truncated))
+    obs, _, terminated, truncated, info = result
+    info = info if isinstance(info, dict) else {}
+    return obs, bool(np.any(terminated)), bool(np.any(truncated)), info
 
 
 def _check_answer(env: Env, play: Play, call: str, answer: Any) -> None:

@@ -121,6 +121,7 @@ def check_environment(
                 env.action_space,
                 steps_per_second=play.steps_per_second,
                 frames=frames_of(env),
+                masked=bool(play.masks),
             )
             findings += [*resume_findings(resume), speed_finding(play), *fit_findings(fits)]
     findings.append(verdict(findings))

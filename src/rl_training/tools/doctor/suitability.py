@@ -58,13 +58,14 @@ def algorithm_fits(
     *,
     steps_per_second: float,
     frames: int = 1,
+    masked: bool = False,
 ) -> list[AlgorithmFit]:
     """What every known algorithm makes of these spaces."""
     seconds = {steps: steps / steps_per_second for steps in PLANNED_STEPS if steps_per_second}
     fits = []
     for name, spec in all_specs().items():
         try:
-            needs = _needs(spec, observation, action, frames)
+            needs = _needs(spec, observation, action, frames, masked)
         except IncompatibleEnv as error:
             needs = {"refusal": str(error)}
         except Exception as error:  # in somebody's algorithm; the table still has the others
@@ -74,11 +75,16 @@ def algorithm_fits(
 
 
 def _needs(
-    spec: AlgorithmSpec, observation: spaces.Space[Any], action: spaces.Space[Any], frames: int
+    spec: AlgorithmSpec,
+    observation: spaces.Space[Any],
+    action: spaces.Space[Any],
+    frames: int,
+    masked: bool,
 ) -> dict[str, Any]:
     check_spaces(spec, "the environment", observation, action)
     spec.check_components()
-    env_spec = SpaceAdapter("the environment", observation, action, frames=frames).spec
+    spaces_of = (observation, action)
+    env_spec = SpaceAdapter("the environment", *spaces_of, frames=frames, masked=masked).spec
     buffer = spec.component("buffer")
     return {
         "memory": buffer.memory_name,
