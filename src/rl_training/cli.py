@@ -127,7 +127,7 @@ def _message(error: Exception) -> str:
 
 
 @app.command()
-def train(
+def train(  # noqa: PLR0913, PLR0917 - one for each option
     config: Annotated[
         str, typer.Option("--config", help="A packaged name such as dqn/cartpole, or a YAML file.")
     ],
@@ -141,6 +141,10 @@ def train(
     ] = None,
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, help="With --seeds: how many run at once.")
+    ] = None,
+    init_from: Annotated[
+        Path | None,
+        typer.Option("--init-from", help="Begin with the weights of this run or checkpoint."),
     ] = None,
     auto_resume: Annotated[
         bool,
@@ -159,7 +163,8 @@ def train(
             raise UsageError("--jobs goes with --seeds; a single run takes no jobs")
         from rl_training.experiment.registry import resolve_config
 
-        arguments = {"seed": seed, "output_dir": None if output_dir is None else str(output_dir)}
+        paths = {"output_dir": output_dir, "init_from": init_from}
+        arguments = {"seed": seed} | {k: None if v is None else str(v) for k, v in paths.items()}
         overrides = [
             f"{key}={json.dumps(value)}" for key, value in arguments.items() if value is not None
         ]
@@ -512,6 +517,6 @@ def _train_seeds(config: TrainConfig, seeds: str, jobs: int) -> None:
 
 
 def _load(path: Path, best: bool, device: str | None, trust: bool) -> ManagedAlgorithm:
-    from rl_training.api.managed import load_any
+    from rl_training.api.managed import load
 
-    return load_any(path, best=best, device=device, trust=trust)
+    return load(path, best=best, device=device, trust=trust)
