@@ -19,6 +19,7 @@ EXTRAS = {
     "mujoco": ("mujoco", "imageio"),
     "pixels": ("cv2",),
     "popgym": ("popgym",),
+    "envpool": ("envpool",),
     "report": ("matplotlib",),
 }
 

@@ -33,11 +33,11 @@ from rl_training.api.managed import ManagedAlgorithm
 learn = ManagedAlgorithm.learn
 
 
-def learn_briefly(self, **options):
+def learn_briefly(self, *steps, **options):
     enough = self.config.algo_kwargs.get("learning_starts", 1000) + 20
     if self.config.total_timesteps > enough + 200:
         self.config = self.config.with_changes(total_timesteps=enough, final_eval_episodes=2)
-    return learn(self, **options)
+    return learn(self, *steps, **options)
 
 
 ManagedAlgorithm.learn = learn_briefly

@@ -209,3 +209,79 @@ def test_a_policy_of_native_training_is_loaded_with_another_environment(tmp_path
     given = DQN.load(result.run_dir, env_kwargs={"max_episode_steps": 8})
     assert given.evaluate(3).lengths == (8, 8, 8)
     assert agent.config.vectorization == "sync"
+
+
+def cartpoles(num_envs: int = 2, **kwargs: Any) -> Any:
+    """A vector environment that a user's function builds, in a wrapper that hides its id."""
+    venv = gym.make_vec("CartPole-v1", num_envs, **kwargs)
+    return gym.wrappers.vector.TransformReward(venv, lambda reward: reward / 2)
+
+
+def one_cartpole() -> Any:
+    return cartpoles(1)
+
+
+SHORT: dict[str, Any] = {"total_timesteps": 60, "eval_interval": 30, "final_eval_episodes": 3}
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_a_vector_environment_is_judged_in_one_that_is_named(built: bool, tmp_path: Path) -> None:
+    """Built, or built by a callable: neither can be made a second time for one episode."""
+    source = cartpoles() if built else cartpoles
+    config = tiny_config("dqn", tmp_path, env_id=source, **SHORT)
+    with pytest.raises(ConfigError, match=r"eval_env, an id or a callable"):
+        train_config(config)
+    by_id = train_config(config.with_changes(eval_env="CartPole-v1"))
+    by_callable = train_config(config.with_changes(eval_env=one_cartpole, num_envs=2))
+    # The same policies in the same episodes, for which the wrapper gives half the reward.
+    assert [2 * r for r in by_callable.eval_returns] == list(by_id.eval_returns)
+    agent = DQN.load(by_id.run_dir, env=source)
+    assert agent.evaluate(3).returns == by_id.eval_returns
+    again = DQN.load(by_id.run_dir, env=source, eval_env=one_cartpole)
+    assert again.evaluate(3).returns == by_callable.eval_returns
+
+
+def test_an_untrained_policy_is_judged_there_too() -> None:
+    agent = DQN(cartpoles, eval_env="CartPole-v1", eval_env_kwargs={"max_episode_steps": 5})
+    assert agent.evaluate(2).lengths == (5, 5)
+
+
+def test_an_evaluation_environment_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    def refused(**changes: Any) -> str:
+        with pytest.raises(ConfigError) as caught:
+            train_config(tiny_config("dqn", tmp_path, **{"env_id": cartpoles, **SHORT, **changes}))
+        return str(caught.value)
+
+    assert "eval_env: expected evaluations in the observation space" in refused(
+        eval_env="MountainCar-v0"
+    )
+    assert "a vector of 2 environments; expected a single one" in refused(eval_env=cartpoles)
+    assert "found a built environment" in refused(eval_env=gym.make("CartPole-v1"))
+    assert "there is no environment 'CartPole-v9'" in refused(eval_env="CartPole-v9")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_box_of_the_same_shape_will_do_for_observations(tmp_path: Path) -> None:
+    def bounded() -> gym.Env[Any, Any]:
+        env = gym.make("CartPole-v1")
+        space = gym.spaces.Box(-9.0, 9.0, (4,), np.float32)
+        return gym.wrappers.TransformObservation(env, lambda obs: obs, space)
+
+    result = train_config(tiny_config("dqn", tmp_path, eval_env=bounded, **SHORT))
+    assert len(result.eval_returns) == 3
+
+
+@pytest.mark.extra("envpool")
+@pytest.mark.filterwarnings("ignore")  # its seeds are fixed when it is built, of which it warns
+@pytest.mark.parametrize("algo", ["dqn", "ppo"])
+def test_envpool_trains_and_is_judged_in_gymnasium(algo: str, tmp_path: Path) -> None:
+    import envpool
+
+    def make() -> Any:
+        return envpool.make("CartPole-v1", env_type="gymnasium", num_envs=4, seed=1)
+
+    config = tiny_config(algo, tmp_path, env_id=make, eval_env="CartPole-v1", **SHORT)
+    result = train_config(config)
+    assert 60 <= result.global_step < 64  # rows that only reset are not transitions
+    assert len(result.eval_returns) == 3
+    assert all(1 <= score <= 500 for score in result.eval_returns)

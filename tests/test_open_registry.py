@@ -25,7 +25,7 @@ import rl_training
 from munchausen_dqn import SPEC, MunchausenConfig, MunchausenDQN, munchausen_target
 from processes import CommandLine, WarmPopen
 from rl_training import DQN, ExperimentManager, TrainConfig, algorithm_class
-from rl_training.api.managed import ManagedAlgorithm, load_any
+from rl_training.api.managed import ManagedAlgorithm, load
 from rl_training.cli import app
 from rl_training.config.loading import dump_yaml
 from rl_training.config.ppo import PPOConfig
@@ -125,7 +125,7 @@ def test_a_file_trains_evaluates_and_predicts(folder: Path) -> None:
     assert evaluated["returns"] == summary["eval_returns"]
     assert evaluated["algo"] == "munchausen_dqn"
     predicted = json.loads(succeed("predict", "--checkpoint", run, "--observation", OBSERVATION))
-    assert predicted == {"action": load_any(run).predict(OBSERVATION)[0].tolist()}
+    assert predicted == {"action": load(run).predict(OBSERVATION)[0].tolist()}
     assert "munchausen_dqn" in succeed("list")
 
 
@@ -293,7 +293,7 @@ def test_a_spec_without_an_import_path_is_found_by_its_name(
     run = train_config(short(tmp_path, local)).run_dir
     saved = find_checkpoint(run).info
     assert (saved["algo"], saved["algo_path"], saved["config"]["algo"]) == ("local", None, "local")
-    action = load_any(run).predict(OBSERVATION)[0]
+    action = load(run).predict(OBSERVATION)[0]
     monkeypatch.setattr(spec_table, "_known", {})  # as in the next process
     with pytest.raises(CheckpointError, match=r"'local', which is not known here .*register\(SPEC"):
         open_checkpoint(run)

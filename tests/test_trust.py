@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from campaign import forgeries, malicious
 from campaign.forging import Forgery, honest_run
 from rl_training import DQN
-from rl_training.api.managed import load_any
+from rl_training.api.managed import load
 from rl_training.cli import app
 from rl_training.config.base import untrusted
 from rl_training.envs.factory import make_env
@@ -102,14 +102,14 @@ def test_rows_and_recorded_steps_that_cannot_be_are_refused_by_name(
     tensors[tensor].fill_(value)
     forgery.write_tensors(name, tensors)
     with pytest.raises(CheckpointError, match=message):
-        load_any(forgery.sign()).resume()
+        load(forgery.sign()).resume()
 
 
 def test_versions_that_are_no_text_are_refused(honest: Path, tmp_path: Path) -> None:
     forgery = Forgery(honest, tmp_path / "run")
     forgery.info["versions"]["python"] = 3
     with pytest.raises(CheckpointError, match=r"info\.versions\.python: .* found 3"):
-        load_any(forgery.sign())
+        load(forgery.sign())
 
 
 # What a file may name
@@ -240,7 +240,7 @@ def test_a_run_in_a_class_of_ones_own_is_evaluated_with_the_class_or_with_trust(
         with pytest.raises(TrustError, match=wanted):
             call()
     assert DQN.load(run, env=CountingEnv).evaluate(1).returns == (15.0,)
-    assert load_any(run, trust=True).evaluate(1).returns == (15.0,)
+    assert load(run, trust=True).evaluate(1).returns == (15.0,)
     assert agent.resume(70, trust=True).global_step == 70
     assert DQN.load(run, env=CountingEnv).resume(80).global_step == 80
     command = ["eval", "--checkpoint", str(run), "--episodes", "1"]
@@ -304,9 +304,9 @@ def test_a_new_run_is_written_beside_the_old_one_not_where_the_file_says(
     forgery = Forgery(honest, tmp_path / "folder" / "run")
     forgery.config["output_dir"] = str(tmp_path / "elsewhere")
     run = forgery.sign()
-    assert load_any(run).config.output_dir == str(tmp_path / "folder")
+    assert load(run).config.output_dir == str(tmp_path / "folder")
     copy = shutil.copytree(forgery.path, tmp_path / "copy")
-    assert load_any(copy).config.output_dir == "runs"
+    assert load(copy).config.output_dir == "runs"
 
 
 def test_sizes_that_a_file_only_claims_take_no_memory(honest: Path, tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ def test_sizes_that_a_file_only_claims_take_no_memory(honest: Path, tmp_path: Pa
     with pytest.raises(
         CheckpointError, match=r"asks for a tensor of \[65536, 65536\].*cannot fill"
     ):
-        load_any(run)
+        load(run)
     resumed = CliRunner().invoke(app, ["resume", "--checkpoint", str(run)])
     assert "asks for a tensor of [65536, 65536]" in resumed.output
 
@@ -328,7 +328,7 @@ def test_weights_that_are_not_finite_are_refused(honest: Path, tmp_path: Path) -
     tensors[name].fill_(float("nan"))
     forgery.write("agent", forgery.structure("agent"), tensors)
     with pytest.raises(CheckpointError, match=r"agent\.safetensors: expected finite weights"):
-        load_any(forgery.sign())
+        load(forgery.sign())
 
 
 def test_counters_that_owe_a_million_updates_are_refused(honest: Path, tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ def test_counters_that_owe_a_million_updates_are_refused(honest: Path, tmp_path:
     loop["dict"]["run"]["dict"]["progress"]["dict"]["updates"] = 10**6
     forgery.write("loop", loop, forgery.tensors("loop"))
     with pytest.raises(CheckpointError, match=r"loop\.run: progress\.updates: found 1000000"):
-        load_any(forgery.sign()).resume()
+        load(forgery.sign()).resume()
 
 
 def test_files_of_a_run_that_are_links_or_pipes_are_not_read(honest: Path, tmp_path: Path) -> None:
@@ -372,7 +372,7 @@ def test_records_that_are_something_else_neither_stop_a_list_nor_a_resume(
     (info,) = list_runs(tmp_path)
     assert info.algo.isprintable()
     assert CliRunner().invoke(app, ["list", str(tmp_path)]).exit_code == 0
-    assert load_any(run).resume().global_step == 32
+    assert load(run).resume().global_step == 32
 
 
 def test_a_checkpoints_directory_that_leads_elsewhere_is_not_written_to(
@@ -384,7 +384,7 @@ def test_a_checkpoints_directory_that_leads_elsewhere_is_not_written_to(
     os.symlink(outside, run / "checkpoints")
     before = sorted(path.name for path in outside.iterdir())
     with pytest.raises(RunError, match="checkpoints is a symbolic link"):
-        load_any(run).resume()
+        load(run).resume()
     assert sorted(path.name for path in outside.iterdir()) == before
 
 

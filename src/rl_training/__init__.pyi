@@ -13,6 +13,7 @@ from rl_training.api.algorithms import SAC as SAC
 from rl_training.api.algorithms import TD3 as TD3
 from rl_training.api.algorithms import TQC as TQC
 from rl_training.api.managed import algorithm_class as algorithm_class
+from rl_training.api.managed import load as load
 from rl_training.config.train_config import TrainConfig as TrainConfig
 from rl_training.errors import RLTrainingError as RLTrainingError
 from rl_training.experiment.manager import ExperimentManager as ExperimentManager

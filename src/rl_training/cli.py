@@ -67,6 +67,10 @@ OutputDirOption = Annotated[
 SeedsOption = Annotated[
     str | None, typer.Option("--seeds", help="Several seeds, such as 0-4 or 0,3,7.")
 ]
+InitFromOption = Annotated[
+    Path | None,
+    typer.Option("--init-from", help="Begin with the weights of this run or checkpoint."),
+]
 AutoResumeOption = Annotated[
     bool,
     typer.Option(
@@ -176,6 +180,7 @@ def train(  # noqa: PLR0913, PLR0917 - the options of the command
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, help="With --seeds: how many run at once.")
     ] = None,
+    init_from: InitFromOption = None,
     auto_resume: AutoResumeOption = False,
     save_config: SaveConfigOption = None,
     debug: DebugOption = False,
@@ -199,6 +204,7 @@ def train(  # noqa: PLR0913, PLR0917 - the options of the command
             total_timesteps=steps,
             seed=seed,
             output_dir=None if output_dir is None else str(output_dir),
+            init_from=None if init_from is None else str(init_from),
         )
         if seeds is not None and loaded.origins["seed"] == "command line":
             raise UsageError("give --set seed=... or --seeds, not both")
@@ -620,6 +626,6 @@ def _train_seeds(config: TrainConfig, seeds: str, jobs: int) -> None:
 
 
 def _load(path: Path, best: bool, device: str | None, trust: bool) -> ManagedAlgorithm:
-    from rl_training.api.managed import load_any
+    from rl_training.api.managed import load
 
-    return load_any(path, best=best, device=device, trust=trust)
+    return load(path, best=best, device=device, trust=trust)

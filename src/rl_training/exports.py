@@ -46,14 +46,14 @@ _HOMES: dict[str, dict[str, tuple[str, ...]]] = {
         "errors": ("RLTrainingError",),
         "experiment.manager": ("ExperimentManager",),
         "runtime.callbacks": ("Callback", "StopOnReturn"),
-        "api.managed": ("algorithm_class",),
+        "api.managed": ("algorithm_class", "load"),
         "runtime.result": ("TrainResult", "TrainingInterrupted"),
         "runtime.spec": ("AlgorithmSpec",),
         "runtime.spec_table": ("register",),
         "tools.q_bias": ("QBias",),
     },
     "rl_training.api": {
-        "api.managed": ("ManagedAlgorithm", "algorithm_class"),
+        "api.managed": ("ManagedAlgorithm", "algorithm_class", "load"),
     },
     "rl_training.algorithms": {
         "algorithms.base": ("ActResult", "Algorithm", "Loss", "UpdateResult", "mask_illegal"),
@@ -171,8 +171,20 @@ def lazy(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], li
 
     def get(name: str) -> Any:
         if name not in names:
+            if package == __package__:
+                _refuse_foreign(name)
             hint = did_you_mean(name, names)
             raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
         return getattr(import_module(names[name]), name)
 
     return list(names), get, lambda: sorted({*vars(sys.modules[package]), *names})
+
+
+def _refuse_foreign(name: str) -> None:
+    """Raise ImportError with our name for something that is imported from another package.
+
+    Not AttributeError, which `from rl_training import A2C` would replace by a message of its own.
+    """
+    answers = import_module("rl_training.config.other_packages").IMPORTS
+    if name in answers:
+        raise ImportError(f"{name}: {answers[name]}", name=__package__)

@@ -30,7 +30,7 @@ from unittest import mock
 import torch
 
 from campaign.forging import SMALL, Forgery, honest_run
-from rl_training.api.managed import load_any
+from rl_training.api.managed import load as load_managed
 from rl_training.errors import RLTrainingError
 from rl_training.experiment.registry import open_checkpoint, train_config
 
@@ -161,7 +161,7 @@ def _largest(dtype: torch.dtype) -> float:
 
 def load(run: Path) -> None:
     """What `predict` and `eval` do."""
-    agent = load_any(run)
+    agent = load_managed(run)
     agent.evaluate(1)
 
 

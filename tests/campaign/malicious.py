@@ -267,15 +267,15 @@ def _in_python(name: str, run: Path, trust: bool) -> tuple[int, str]:
 
 
 def _load(run: Path, trust: bool) -> None:
-    from rl_training.api.managed import load_any
+    from rl_training.api.managed import load
 
-    load_any(run, trust=trust).predict([0.0, 0.1, 0.0, -0.1])
+    load(run, trust=trust).predict([0.0, 0.1, 0.0, -0.1])
 
 
 def _evaluate(run: Path, trust: bool) -> None:
-    from rl_training.api.managed import load_any
+    from rl_training.api.managed import load
 
-    load_any(run, trust=trust).evaluate(1)
+    load(run, trust=trust).evaluate(1)
 
 
 def _seeds(run: Path, _: bool) -> None:

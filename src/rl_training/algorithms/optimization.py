@@ -280,6 +280,13 @@ class TargetNetwork(Stateful):
         output: Tensor = self.module(*inputs)
         return output
 
+    @torch.no_grad()
+    def copy_source(self) -> None:
+        """Become a copy of the network as it is now."""
+        self._values.copy_(self._source_values)
+        for buffer, source in zip(self.module.buffers(), self._source_buffers, strict=True):
+            buffer.copy_(source)
+
     def update(self, clock: Clock) -> None:
         """Copy or move the parameters if that is due."""
         if self.interval is None:

@@ -14,3 +14,4 @@ from rl_training.api.algorithms import TD3 as TD3
 from rl_training.api.algorithms import TQC as TQC
 from rl_training.api.managed import ManagedAlgorithm as ManagedAlgorithm
 from rl_training.api.managed import algorithm_class as algorithm_class
+from rl_training.api.managed import load as load

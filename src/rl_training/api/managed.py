@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import numbers
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,14 +13,17 @@ from typing import Any, ClassVar
 
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
+from torch import nn
 from typing_extensions import Self
 
+from rl_training.algorithms.base import Algorithm
 from rl_training.config.base import untrusted_name
-from rl_training.config.train_config import TrainConfig, check_hyper_parameters
+from rl_training.config.train_config import GIVEN_TWICE, TrainConfig, check_hyper_parameters
+from rl_training.config.types import MAX_STEPS
 from rl_training.data.types import PolicyState
 from rl_training.envs.pixels import stacked_frames
 from rl_training.envs.spaces import SpaceAdapter
-from rl_training.errors import ConfigError, SaveError, UsageError
+from rl_training.errors import CheckpointError, ConfigError, SaveError, UsageError, did_you_mean
 from rl_training.experiment.registry import (
     get_spec,
     load_agent,
@@ -28,18 +33,27 @@ from rl_training.experiment.registry import (
 )
 from rl_training.runtime.agent import Agent, build_agent, resolve_device
 from rl_training.runtime.assembly import Environments
-from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.callbacks import Callback, checked_callbacks
 from rl_training.runtime.compatibility import check_spaces
 from rl_training.runtime.evaluator import Evaluation, Evaluator
 from rl_training.runtime.execution import threads
 from rl_training.runtime.result import TrainingInterrupted, TrainResult
-from rl_training.runtime.resume import ENVIRONMENT_KEYS, refuse_unserialized, report_skipped
+from rl_training.runtime.resume import (
+    ENVIRONMENT_KEYS,
+    refuse_unserialized,
+    report_skipped,
+    run_directory_of,
+)
+from rl_training.runtime.saved_info import saved_info
 from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.spec_table import register, saved_algorithm
 from rl_training.runtime.training_run import evaluation_seed
 from rl_training.runtime.trust import trusted
-from rl_training.storage.checkpoints import retry_if_pruned, write_checkpoint
+from rl_training.runtime.warm_start import WarmStart
+from rl_training.storage.checkpoints import Checkpoint, retry_if_pruned, write_checkpoint
 from rl_training.storage.files import save_error, with_retries
+from rl_training.storage.manifest import MANIFEST_NAME
+from rl_training.storage.runs import CHECKPOINTS_DIR_NAME
 from rl_training.tools.explain import check_path, explain, write_picture
 
 
@@ -66,39 +80,96 @@ class ManagedAlgorithm:
             register(cls.spec)
             cls.algo_name = cls.spec.name
 
-    def __init__(self, config_or_env: object, /, **keys: object) -> None:
+    def __init__(self, config_or_env: object = None, /, *others: object, **keys: object) -> None:
         name = self._spec().name
+        if others:
+            raise UsageError(_positional(type(self).__name__, config_or_env, others))
+        if config_or_env is None:
+            config_or_env = keys.pop("env", None)  # as `load` names it
+        keys = self._nested(keys)
         if isinstance(config_or_env, TrainConfig):
             source = config_or_env
             if get_spec(source.algo).name != name:
                 raise ConfigError(f"algo: expected {name} for this class, found {source.algo!r}")
             loaded = resolve_config(source, arguments=keys)
         else:
-            source_keys = {"algo": self.algo_name, "env_id": config_or_env}
+            given = {} if config_or_env is None else {"env_id": config_or_env}
+            source_keys = {"algo": self.algo_name, **given}
             loaded = resolve_config(None, arguments={**source_keys, **keys})
         self.config = loaded.config
         self.run_dir: Path | None = None
         self._checkpoint: Path | None = None  # of the agent
         self._resume_from: Path | None = None  # a run directory stands for its newest checkpoint
         self._agent: Agent | None = None
+        self._env_steps = 0
+        self._requested_steps = 0  # by the calls of `learn` so far
+
+    @property
+    def env_steps(self) -> int:
+        """Environment transitions the agent was trained for."""
+        return self._env_steps
 
     @classmethod
     def from_config(cls, name_or_path: str | Path, **keys: object) -> Self:
         """From a packaged configuration such as `dqn/cartpole`, or a YAML file."""
-        return cls(resolve_config(name_or_path, arguments=keys).config)
+        return cls(resolve_config(name_or_path, arguments=cls._nested(keys)).config)
 
     @classmethod
-    def load(
+    def _nested(cls, keys: dict[str, Any]) -> dict[str, Any]:
+        """The keywords as a configuration has them: hyper-parameters are in `algo_kwargs`."""
+        if isinstance(agent := keys.get("init_from"), ManagedAlgorithm):
+            if agent._checkpoint is None:
+                raise UsageError(f"init_from: expected a trained agent, found {agent}; train it")
+            keys = {**keys, "init_from": agent._checkpoint}
+        hyper = cls._spec().hyper.model_fields.keys() - TrainConfig.model_fields.keys()
+        lifted = {key: keys[key] for key in keys if key in hyper}
+        inner = keys.get("algo_kwargs", {})
+        if not lifted or not isinstance(inner, Mapping):
+            return keys
+        if twice := [f"{key}: {GIVEN_TWICE}" for key in lifted if key in inner]:
+            raise ConfigError("\n".join(twice))
+        top = {key: value for key, value in keys.items() if key not in lifted}
+        return top | {"algo_kwargs": {**inner, **lifted}}
+
+    def __getattr__(self, name: str) -> Any:
+        from rl_training.config.other_packages import ATTRIBUTES  # only of a name not known here
+
+        what = f"{type(self).__name__!r} object has no attribute {name!r}"
+        answer = f": {ATTRIBUTES[name]}" if name in ATTRIBUTES else did_you_mean(name, dir(self))
+        raise AttributeError(what + answer, name=name, obj=self)
+
+    def __repr__(self) -> str:
+        facts = [str(self.config.to_plain()["env_id"]), f"{self.env_steps:,} steps trained"]
+        if self._agent is not None:
+            facts.append(f"{sum(p.numel() for p in self.model.parameters()):,} parameters")
+        if self.run_dir is not None:
+            facts.append(f"in {self.run_dir}")
+        return f"<{type(self).__name__}: {self._spec().name} on {', '.join(facts)}>"
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """What acts and learns: networks, losses and the update; built if need be."""
+        return self._current_agent().algorithm
+
+    @property
+    def model(self) -> nn.Module:
+        """The trained network, a torch module."""
+        return next(iter(self.algorithm.networks().values()))
+
+    @classmethod
+    def load(  # noqa: PLR0913 - one for each object that no file can hold
         cls,
         path: str | Path,
         env: object = None,
         *,
         env_kwargs: Mapping[str, Any] | None = None,
+        eval_env: object = None,
         wrappers: Sequence[Any] | None = None,
         network: Callable[..., Any] | None = None,
         device: str | None = None,
         best: bool = False,
         trust: bool = False,
+        **others: object,
     ) -> Self:
         """From a run directory or checkpoint.
 
@@ -108,7 +179,9 @@ class ManagedAlgorithm:
         predicts without its environment, and on the CPU if its device is missing and no `device` is
         given. The run may still be going on.
         """
-        given = {"env_id": env, "wrappers": wrappers, "device": device}
+        _refuse_unknown(cls.load, others)
+        _refuse_file(Path(path))
+        given = {"env_id": env, "eval_env": eval_env, "wrappers": wrappers, "device": device}
         changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
         return retry_if_pruned(
             lambda: cls._load(Path(path), best, trust, changes, env_kwargs, network)
@@ -129,7 +202,8 @@ class ManagedAlgorithm:
         changes = dict(given)
         env = changes.get("env_id")
         if env is not None and not isinstance(env, str):  # what is said of an id does not fit it
-            changes |= {"eval_env_kwargs": {}}
+            if config.eval_env is None:
+                changes |= {"eval_env_kwargs": {}}
             if config.vectorization == "native":
                 changes["vectorization"] = "sync"
         if env_kwargs is not None:
@@ -142,25 +216,66 @@ class ManagedAlgorithm:
         if "device" in changes:
             resolve_device(changes["device"])
         managed._agent = load_agent(checkpoint, managed.config)
-        managed._checkpoint = checkpoint.path
-        managed._resume_from = checkpoint.path if best else path
+        managed._stand_at(checkpoint, checkpoint.path if best else path)
+        managed.run_dir = run_directory_of(checkpoint)
         if changes.keys() & set(ENVIRONMENT_KEYS):
             managed._check_env()
         return managed
 
     def learn(
         self,
+        total_timesteps: int | None = None,
         *,
+        horizon: int | None = None,
         callbacks: Sequence[Callback] = (),
         progress: bool = False,
         auto_resume: bool = False,
+        **others: object,
     ) -> TrainResult:
-        """Train from the beginning to the end of the budget; `progress` shows a bar.
+        """Train that many further transitions, or what is left of the budget.
+
+        Schedules are functions of the planned total: the `horizon` of the first call, else the
+        configuration's `total_timesteps`, else what the first call trains. A call that goes beyond
+        it extends it. All calls go on with one run, in one directory; `progress` shows a bar.
 
         With `auto_resume` the same call in another process goes on where this one was stopped, in
         the directory `run_name`, by default named after algorithm, environment and seed.
         """
-        return self._train(self.config, callbacks, progress, auto_resume=auto_resume)
+        _refuse_unknown(type(self).learn, others)
+        if auto_resume:
+            if total_timesteps is not None or horizon is not None:
+                raise UsageError(
+                    "auto_resume: goes on to the end of the whole budget, so learn takes no number "
+                    f"of steps with it; give the budget to {type(self).__name__}(env, "
+                    "total_timesteps=...)"
+                )
+            return self._train(self.config, callbacks, progress, auto_resume=True)
+        stop_at, planned = self._next_slice(total_timesteps, horizon)
+        config = _without_passed(self.config, callbacks).with_changes(total_timesteps=planned)
+        return self._train(config, callbacks, progress, resume=self._resume_from, stop_at=stop_at)
+
+    def _next_slice(self, further: int | None, horizon: int | None) -> tuple[int, int]:
+        """The step at which the next call of `learn` ends, and the planned total."""
+        stated = "total_timesteps" in self.config.model_fields_set
+        planned = self.config.total_timesteps
+        if horizon is not None:
+            planned = _checked_steps("horizon", horizon)
+        if further is None:
+            if self.env_steps >= planned:
+                raise UsageError(
+                    f"this agent has trained all of its {planned:,} planned steps: learn(10_000) "
+                    f"trains 10,000 further ones, and a new {type(self).__name__}(...) begins anew"
+                )
+            return planned, planned
+        stop_at = self._requested_steps + _checked_steps("total_timesteps", further)
+        if horizon is not None and horizon < stop_at:
+            raise UsageError(
+                f"horizon: expected the planned total, at least the {stop_at:,} steps of this call "
+                f"and those before it, found {horizon:,}"
+            )
+        if not stated and horizon is None:
+            planned = stop_at
+        return stop_at, max(planned, stop_at)
 
     def resume(
         self,
@@ -231,15 +346,21 @@ class ManagedAlgorithm:
         write_picture(explain(self._current_agent(), obs, action_mask), Path(path))
         return Path(path)
 
-    def save(self, path: str | Path) -> Path:
-        """Write the agent to a directory that must not exist yet.
+    def save(self, path: str | Path, *, overwrite: bool = False, **others: object) -> Path:
+        """Write the agent to a directory; one that is there must be an agent to `overwrite`.
 
         After training this is the run's last checkpoint, from which it can be resumed; before
         training it holds the policy alone.
         """
+        _refuse_unknown(type(self).save, others)
         target = Path(path)
         if target.exists():
-            raise SaveError(f"{target} exists already; save never overwrites, choose another path")
+            if not overwrite:
+                raise SaveError(
+                    f"{target} exists already, and save never overwrites by itself; choose another "
+                    "path, or say overwrite=True"
+                )
+            _refuse_to_replace(target)
 
         def write() -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -249,6 +370,8 @@ class ManagedAlgorithm:
                     shutil.copytree(self._checkpoint, source)
                 else:
                     source = self._write_policy(Path(folder))
+                if target.exists():
+                    target.rename(Path(folder) / "replaced")
                 source.rename(target)
 
         try:
@@ -265,12 +388,17 @@ class ManagedAlgorithm:
         *,
         resume: Path | None = None,
         auto_resume: bool = False,
+        stop_at: int | None = None,
     ) -> TrainResult:
         self._environments(config)
         try:
             with _console(callbacks, progress) as watched:
                 result = train_config(
-                    config, callbacks=watched, resume=resume, auto_resume=auto_resume
+                    config,
+                    callbacks=watched,
+                    resume=resume,
+                    auto_resume=auto_resume,
+                    stop_at=stop_at,
                 )
         except TrainingInterrupted as interrupt:
             self._take_over(config, interrupt.result.run_dir)
@@ -282,8 +410,16 @@ class ManagedAlgorithm:
         """Stand where a run has left off."""
         checkpoint, _ = open_checkpoint(run_dir, algo=self._spec())
         self.config, self.run_dir = config, run_dir
-        self._checkpoint, self._resume_from = checkpoint.path, run_dir
+        self._stand_at(checkpoint, run_dir)
         self._agent = load_agent(checkpoint, config)
+
+    def _stand_at(self, checkpoint: Checkpoint, resume_from: Path) -> None:
+        self._checkpoint, self._resume_from = checkpoint.path, resume_from
+        self._env_steps = checkpoint.env_steps
+        # Environments that step together may end a few transitions past what was asked for; two
+        # calls then end where one would.
+        requested = saved_info(checkpoint).stop_at or checkpoint.env_steps
+        self._requested_steps = min(requested, checkpoint.env_steps)
 
     @classmethod
     def _spec(cls) -> AlgorithmSpec:
@@ -304,6 +440,8 @@ class ManagedAlgorithm:
             spec = self._spec()
             hyper = check_hyper_parameters(spec.hyper, self.config.algo_kwargs)
             self._agent = build_agent(spec, self.config, hyper, self._adapter())
+            if (start := WarmStart.find(self.config)) is not None:
+                start.into_agent(self._agent)
         return self._agent
 
     def _adapter(self) -> SpaceAdapter:
@@ -311,7 +449,9 @@ class ManagedAlgorithm:
         with ExitStack() as stack:
             env = environments.source
             if not environments.prebuilt:
-                env = environments.evaluation()
+                # The policy is for the spaces of training; a given eval_env may have others.
+                second = self.config.eval_env is not None
+                env = environments.training() if second else environments.evaluation()
                 stack.callback(env.close)
             spaces, frames = _spaces(env), stacked_frames(env)
         check_spaces(self._spec(), environments.name, *spaces)
@@ -365,20 +505,81 @@ def algorithm_class(algo: AlgorithmSpec | str) -> type[ManagedAlgorithm]:
     return type(name, (ManagedAlgorithm,), {"spec": spec, "__doc__": f"{spec.title}."})
 
 
-def load_any(
-    path: str | Path, *, device: str | None = None, best: bool = False, trust: bool = False
-) -> ManagedAlgorithm:
-    """The managed object of whatever algorithm a checkpoint was trained with."""
+def load(path: str | Path, env: object = None, **arguments: Any) -> ManagedAlgorithm:
+    """The agent in a run directory or checkpoint, whatever its algorithm.
+
+    The arguments are those of the managed classes' `load`.
+    """
+    _refuse_file(Path(path))
+    best, trust = (bool(arguments.get(name)) for name in ("best", "trust"))
     _, config = open_checkpoint(path, best=best, trust=trust)
-    return algorithm_class(config.algo).load(path, device=device, best=best, trust=trust)
+    return managed_class(get_spec(config.algo)).load(path, env, **arguments)
+
+
+def managed_class(spec: AlgorithmSpec) -> type[ManagedAlgorithm]:
+    """The class of an algorithm: the exported one of a packaged algorithm, else one made of it."""
+    from rl_training.api import algorithms
+
+    for exported in vars(algorithms).values():
+        if isinstance(exported, type) and vars(exported).get("algo_name") == spec.name:
+            return exported
+    return algorithm_class(spec)
+
+
+def _refuse_unknown(method: Callable[..., Any], given: Mapping[str, object]) -> None:
+    if given:
+        from rl_training.config.other_packages import refuse_unknown_arguments
+
+        refuse_unknown_arguments(method.__name__, given, inspect.signature(method).parameters)
+
+
+def _refuse_file(path: Path) -> None:
+    """Refuse what other packages save an agent to: a file."""
+    if not path.is_file() or path.name == MANIFEST_NAME:
+        return
+    from rl_training.config.other_packages import FILES
+
+    what = FILES.get(path.suffix.lower(), "is a file")
+    raise CheckpointError(
+        f"{path}: {what}, and was not opened; an agent of this package is a directory: that of a "
+        "run, a checkpoint in it, or one that save() wrote"
+    )
+
+
+def _refuse_to_replace(target: Path) -> None:
+    """Refuse to overwrite anything but an agent that `save` wrote."""
+    if not (target / MANIFEST_NAME).is_file() or target.parent.name == CHECKPOINTS_DIR_NAME:
+        raise SaveError(
+            f"{target}: expected an agent that save() wrote, which overwrite=True replaces, found "
+            "something else; choose another path"
+        )
+
+
+def _positional(name: str, first: object, others: Sequence[object]) -> str:
+    if isinstance(first, str) and first.endswith("Policy"):
+        env = repr(others[0]) if isinstance(others[0], str) else "env"
+        return f"{first}: the network follows from the observation space; write {name}({env})"
+    return (
+        f"{name} takes one argument without a name, the environment, found {1 + len(others)}; "
+        f"write {name}(env, seed=1, ...)"
+    )
 
 
 def _without_passed(config: TrainConfig, callbacks: Sequence[Callback]) -> TrainConfig:
     """The configuration without the callbacks that its file may not name and the caller passes."""
     passed = {
-        f"{type(callback).__module__}:{type(callback).__qualname__}" for callback in callbacks
+        f"{type(callback).__module__}:{type(callback).__qualname__}"
+        for callback in checked_callbacks(callbacks)
     }
     names = [entry if isinstance(entry, str) else next(iter(entry)) for entry in config.callbacks]
     entries = zip(config.callbacks, names, strict=True)
     kept = [entry for entry, name in entries if untrusted_name(name) not in passed]
     return config.with_changes(callbacks=kept) if len(kept) < len(names) else config
+
+
+def _checked_steps(name: str, value: Any) -> int:
+    """A count of transitions; 1e6 is one too."""
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not (number and 1 <= value <= MAX_STEPS and value == int(value)):
+        raise UsageError(f"{name}: expected a whole number from 1 on, found {value!r:.80}")
+    return int(value)

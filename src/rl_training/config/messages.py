@@ -26,26 +26,6 @@ _SIMPLE_TYPES: dict[Any, str] = {
     dict: "a mapping",
     type(None): "null",
 }
-_FOREIGN_NAMES = {
-    "algorithm": "algo",
-    "buffer_capacity": "buffer_size",
-    "discount": "gamma",
-    "env": "env_id",
-    "eval_freq": "eval_interval",
-    "exploration_final_eps": "epsilon.final",
-    "exploration_fraction": "epsilon.fraction",
-    "exploration_initial_eps": "epsilon.initial",
-    "gradient_steps": "replay_ratio",
-    "lr": "learning_rate",
-    "n_envs": "num_envs",
-    "n_eval_episodes": "eval_episodes",
-    "n_timesteps": "total_timesteps",
-    "net_arch": "hidden_sizes",
-    "save_freq": "checkpoint_interval",
-    "tensorboard_log": "output_dir",
-    "train_freq": "replay_ratio",
-}
-"""Names used by other libraries, with ours."""
 
 
 class Expectation(ABC):
@@ -243,6 +223,10 @@ def read_mistakes(
 
 
 def _suggest(path: KeyPath, legal: Sequence[KeyPath]) -> str:
+    from rl_training.config.other_packages import KEY_ANSWERS  # only if something is wrong
+
+    if path[-1] in KEY_ANSWERS:
+        return KEY_ANSWERS[str(path[-1])]
     near = _nearest_path(path, legal)
     if near is None:
         here = [str(known[-1]) for known in legal if known[:-1] == path[:-1]]
@@ -254,9 +238,11 @@ def _suggest(path: KeyPath, legal: Sequence[KeyPath]) -> str:
 
 def _nearest_path(path: KeyPath, legal: Sequence[KeyPath]) -> KeyPath | None:
     """The legal path most like a wrong one; a right name in the wrong place counts as near."""
+    from rl_training.config.other_packages import KEYS  # only if something is wrong
+
     leaf = str(path[-1])
-    if leaf in _FOREIGN_NAMES:
-        ending = tuple(_FOREIGN_NAMES[leaf].split("."))
+    for name in KEYS.get(leaf, ()):
+        ending = tuple(name.split("."))
         for candidate in legal:
             if candidate[-len(ending) :] == ending:
                 return candidate

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
+from typing_extensions import Self
 
-from rl_training.config.base import ConfigModel
+from rl_training.config.base import ConfigModel, check
 from rl_training.config.hyper_parameters import HyperParameters, OffPolicyHyperParameters
 from rl_training.config.messages import (
     Expects,
@@ -19,9 +20,11 @@ from rl_training.config.messages import (
 )
 from rl_training.config.types import (
     CallbackName,
+    CheckpointPath,
     Directory,
     EnvSource,
     Episodes,
+    EvalEnvSource,
     Interval,
     Steps,
     Wrapper,
@@ -129,8 +132,14 @@ class TrainConfig(ConfigModel):
     env_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="keyword arguments of the environment"
     )
+    eval_env: EvalEnvSource = Field(
+        None,
+        description="environment of evaluations: an id, package.module:Class or a callable; by "
+        "default a second one of env_id",
+    )
     eval_env_kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="keyword arguments that differ in evaluations"
+        default_factory=dict,
+        description="keyword arguments that differ in evaluations, or those of eval_env",
     )
     wrappers: tuple[Wrapper, ...] = Field((), description="Gymnasium wrappers, the innermost first")
     callbacks: tuple[CallbackName, ...] = Field(
@@ -141,6 +150,14 @@ class TrainConfig(ConfigModel):
     )
     normalize_rewards: bool = Field(
         False, description="by the running standard deviation of the return; on-policy only"
+    )
+    init_from: CheckpointPath = Field(
+        None,
+        max_length=4096,
+        description="a run, checkpoint or saved agent that this run begins with",
+    )
+    init_parts: tuple[Literal["weights", "normalizer", "optimizer", "replay"], ...] = Field(
+        ("weights", "normalizer"), min_length=1, description="what is taken from init_from"
     )
     algo_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="the algorithm's hyper-parameters, see below"
@@ -154,6 +171,15 @@ class TrainConfig(ConfigModel):
             mistakes += read_mistakes(error, type(self), values)
         if mistakes:
             raise list_mistakes(mistakes, config_paths(OffPolicyHyperParameters))
+
+    @model_validator(mode="after")
+    def _check_init_parts(self) -> Self:
+        parts = type(self).model_fields["init_parts"].default
+        check(
+            self.init_from is not None or self.init_parts == parts,
+            "init_parts: has no effect without init_from; leave it out",
+        )
+        return self
 
     def with_changes(self, **changes: object) -> TrainConfig:
         """A copy with the given fields replaced; a lifted key changes one of `algo_kwargs`."""

@@ -18,6 +18,7 @@ MAX_STEPS = 10**12
 
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _ENV_SOURCES = "an environment's id, package.module:Class, a callable or an environment"
+_EVAL_ENV_SOURCES = "an environment's id, package.module:Class or a callable"
 _MEMORY = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]?)(I?)B", re.IGNORECASE | re.ASCII)
 
 
@@ -61,6 +62,16 @@ def _check_env_source(value: object) -> object:
     return value
 
 
+def _check_eval_env(value: object) -> object:
+    built = hasattr(value, "step") and not isinstance(value, type)
+    check(
+        not built,
+        f"expected {_EVAL_ENV_SOURCES}, found a built environment: evaluations play several "
+        "episodes side by side, so pass what builds one",
+    )
+    return value if value is None else _check_env_source(value)
+
+
 def _check_named(value: str | dict[str, dict[str, Any]]) -> str | dict[str, dict[str, Any]]:
     check(
         isinstance(value, str) or len(value) == 1, f"expected one name per item, found {len(value)}"
@@ -80,6 +91,11 @@ Network = Annotated[
     Expects("package.module:function, a callable (env_spec, hyper_parameters) -> Module, or null"),
 ]
 EnvSource = Annotated[Any, AfterValidator(_check_env_source), Expects(_ENV_SOURCES)]
+EvalEnvSource = Annotated[
+    str | Callable[..., Any] | None,
+    BeforeValidator(_check_eval_env),
+    Expects(f"{_EVAL_ENV_SOURCES}, or null"),
+]
 Named = Annotated[str | dict[str, dict[str, Any]], AfterValidator(_check_named)]
 Wrapper = Annotated[
     Named, Expects("a wrapper's name, or one name with its arguments such as {Name: {key: value}}")
@@ -93,5 +109,10 @@ Interval = Annotated[int, Field(ge=0, le=MAX_STEPS)]
 Episodes = Annotated[int, Field(ge=1, le=1_000_000)]
 Memory = Annotated[
     str | None, AfterValidator(_check_memory), Expects("a size such as 2GiB or 500MB, or null")
+]
+CheckpointPath = Annotated[
+    str | None,
+    BeforeValidator(_path_text),
+    Expects("the path of a run, a checkpoint or a saved agent, or null"),
 ]
 Directory = Annotated[str, BeforeValidator(_path_text), Expects("the path of a directory")]

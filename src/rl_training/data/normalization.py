@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from rl_training.data.types import Batch, Rollout, SequenceBatch
+from rl_training.storage.checks import saved_value
 from rl_training.storage.state import Part, Stateful
 
 OBSERVATIONS = frozenset({"obs", "next_obs", "bootstrap_obs"})
@@ -121,6 +122,10 @@ class RewardNormalizer(Stateful):
         self.gamma = gamma
         self._moments = RunningMoments(())
         self._returns = np.zeros(num_envs)
+
+    def take_moments(self, saved: dict[str, Any]) -> None:
+        """Take over the statistics alone of a saved state; the returns in progress stay."""
+        self._moments.load_state_dict(saved_value(saved, "moments"))
 
     def __call__(self, reward: np.ndarray, first: np.ndarray, valid: np.ndarray) -> np.ndarray:
         """Scaled rewards of a rollout [T, N], after its returns were taken into account."""

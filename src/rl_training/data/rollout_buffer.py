@@ -163,6 +163,13 @@ class RolloutBuffer:
             state["reward_normalizer"] = self._reward_normalizer.state_dict()
         return state
 
+    def take_reward_moments(self, saved: dict[str, Any]) -> bool:
+        """Go on with the reward statistics of another run; False if rewards are not normalised."""
+        if self._reward_normalizer is None:
+            return False
+        self._reward_normalizer.take_moments(saved)
+        return True
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved, half-filled rollout of the same shape."""
         rows, steps = saved_value(state, "rows"), saved_count(state, "num_steps")

@@ -48,7 +48,10 @@ class _MadeVectorEnv(ConfigError):
     """A source made a vector environment where a single one was asked for."""
 
     def __init__(self, source: EnvSource, venv: Venv) -> None:
-        super().__init__(f"{_name(source)} made a vector environment; expected a single one here")
+        super().__init__(
+            f"{_name(source)} made a vector environment; expected a single one here. For "
+            "evaluations give eval_env, an id or a callable that builds one"
+        )
         self.venv = venv
 
 
@@ -82,6 +85,28 @@ def make_env(
     for wrapper in wrappers:
         env = _wrap(env, wrapper)
     return with_mask_info(env)
+
+
+def make_single_env(
+    source: EnvSource,
+    *,
+    env_kwargs: Mapping[str, Any] = NOTHING,
+    wrappers: Sequence[Wrapper] = (),
+) -> Env:
+    """One environment for evaluations; a source may also make a vector environment of one."""
+    try:
+        return make_env(source, env_kwargs=env_kwargs, wrappers=wrappers)
+    except _MadeVectorEnv as made:
+        if made.venv.num_envs != 1:
+            made.venv.close()
+            raise ConfigError(
+                f"eval_env: {_name(source)} made a vector of {made.venv.num_envs} environments; "
+                "expected a single one, or a vector of one: make it with num_envs=1"
+            ) from None
+        env: Env = OneOfVector(made.venv)
+        for wrapper in wrappers:
+            env = _wrap(env, wrapper)
+        return env
 
 
 def make_vector_env(

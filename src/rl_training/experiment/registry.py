@@ -125,6 +125,7 @@ def train_config(
     callbacks: Sequence[Callback] = (),
     resume: str | Path | None = None,
     auto_resume: bool = False,
+    stop_at: int | None = None,
 ) -> TrainResult:
     """Train with the algorithm the configuration names."""
     from rl_training.runtime.train import train
@@ -135,6 +136,7 @@ def train_config(
         callbacks=callbacks,
         resume=resume,
         auto_resume=auto_resume,
+        stop_at=stop_at,
     )
 
 
@@ -155,12 +157,12 @@ def open_checkpoint(
     """
     from rl_training.runtime.resume import located, run_directory_of
     from rl_training.runtime.saved_info import saved_info
-    from rl_training.runtime.trust import without_untrusted
+    from rl_training.runtime.trust import without_beginning, without_untrusted
     from rl_training.storage.checkpoints import find_checkpoint
 
     checkpoint = located(find_checkpoint(Path(path), best=best, parts=parts))
     spec = saved_spec(checkpoint, algo, trust=trust)
-    saved = saved_info(checkpoint).config
+    saved = without_beginning(saved_info(checkpoint).config)
     try:
         config = _saved_config(saved if trust else without_untrusted(saved), spec)
     except ConfigError as error:

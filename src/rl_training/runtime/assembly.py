@@ -18,7 +18,7 @@ from rl_training.config.train_config import TrainConfig
 from rl_training.data.memory import format_bytes
 from rl_training.envs import masks
 from rl_training.envs.async_vector_env import QuickAsyncVectorEnv
-from rl_training.envs.factory import make_env, make_vector_env
+from rl_training.envs.factory import make_env, make_single_env, make_vector_env
 from rl_training.envs.pixels import stacked_frames
 from rl_training.envs.snapshots import probe
 from rl_training.envs.snapshots.vector import ResumeLevel, packages_of, resume_level
@@ -56,6 +56,7 @@ class RunPlan:
     hyper: HyperParameters
     callbacks: Sequence[Callback]
     checkpoint: Checkpoint | None = None
+    stop_at: int | None = None
 
 
 class Environments:
@@ -69,7 +70,7 @@ class Environments:
         self.calls = calls or EnvCalls()
         self.source = config.env_id
         self.prebuilt = isinstance(self.source, (gym.Env, VectorEnv))
-        if self.prebuilt and config.eval_env_kwargs:
+        if self.prebuilt and config.eval_env_kwargs and config.eval_env is None:
             raise ConfigError(
                 f"eval_env_kwargs: {self.name} is already built, so {config.eval_env_kwargs} would "
                 "have no effect; pass an id or a callable"
@@ -99,6 +100,10 @@ class Environments:
 
     def _evaluation(self) -> gym.Env[Any, Any]:
         eval_kwargs = self.config.eval_env_kwargs
+        if self.config.eval_env is not None:
+            return make_single_env(
+                self.config.eval_env, env_kwargs=eval_kwargs, wrappers=self.config.wrappers
+            )
         if not self.prebuilt:
             try:
                 return self._single(self.config.env_kwargs | eval_kwargs)
@@ -116,8 +121,8 @@ class Environments:
                 why = f"making it from its spec raised {type(error).__name__}: {error}"
         raise ConfigError(
             f"env_id: {self.name} is already built, and no second one can be made for evaluation: "
-            f"{why}. Pass a callable that builds it, or set eval_interval=0 and "
-            "final_eval_episodes=0."
+            f"{why}. Give eval_env, an id or a callable that builds one, or pass such a callable "
+            "in its place, or set eval_interval=0 and final_eval_episodes=0."
         )
 
     def _single(self, env_kwargs: Mapping[str, Any]) -> gym.Env[Any, Any]:
@@ -246,6 +251,8 @@ def assemble(
             config.total_timesteps,
             learning_starts=plan.spec.loop.learning_starts(hyper),
             replay_ratio=plan.spec.loop.replay_ratio(hyper),
+            stop_at=plan.stop_at,
+            random_play=config.init_from is None or "weights" not in config.init_parts,
         ),
         evaluator=components.evaluator,
         metrics_log=log,
@@ -339,19 +346,30 @@ def _evaluator(environments: Environments, adapter: SpaceAdapter) -> Evaluator |
 
 def _evaluation_env(environments: Environments, adapter: SpaceAdapter) -> gym.Env[Any, Any]:
     """An evaluation environment; its spaces must be those of training."""
-    env = environments.evaluation()
+    config, env = environments.config, environments.evaluation()
     for name, actual, expected in (
         ("observation", env.observation_space, adapter.observation),
         ("action", env.action_space, adapter.action),
     ):
-        if actual != expected:
+        if not _same_space(actual, expected, bounds=name == "action" or config.eval_env is None):
             env.close()
-            key = "eval_env_kwargs" if environments.config.eval_env_kwargs else "env_id"
+            keys = ("eval_env", "eval_env_kwargs")
+            key = next((key for key in keys if getattr(config, key)), "env_id")
             raise ConfigError(
                 f"{key}: expected evaluations in the {name} space of training, {expected}, "
                 f"found {actual}; what is built for evaluation must have the same spaces"
             )
     return env
+
+
+def _same_space(actual: gym.Space[Any], expected: gym.Space[Any], *, bounds: bool) -> bool:
+    """Whether the spaces are equal; without `bounds`, boxes may have others.
+
+    Two packages give the same task other bounds, which a policy does not see.
+    """
+    if bounds or not (isinstance(actual, gym.spaces.Box) and isinstance(expected, gym.spaces.Box)):
+        return bool(actual == expected)
+    return (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
 
 
 def _from_spec(source: Any) -> gym.Env[Any, Any]:

@@ -28,7 +28,7 @@ from gymnasium import spaces
 
 from rl_training.config.imports import import_factory
 from rl_training.envs.contract import leaf_problems
-from rl_training.errors import ConfigError, RLTrainingError, did_you_mean
+from rl_training.errors import ConfigError, RLTrainingError, UsageError, did_you_mean
 from rl_training.runtime.episodes import ENDLESS
 from rl_training.runtime.evaluator import Evaluation
 from rl_training.runtime.progress import Every
@@ -95,6 +95,15 @@ def configured_callbacks(
         _build(entry, {}) if isinstance(entry, str) else _build(*next(iter(entry.items())))
         for entry in entries
     ]
+
+
+def checked_callbacks(callbacks: object) -> Sequence[Callback]:
+    """The callbacks, if they are a list of such objects."""
+    if isinstance(callbacks, Sequence) and all(isinstance(c, Callback) for c in callbacks):
+        return callbacks
+    raise UsageError(
+        f"callbacks: expected a list of Callback objects such as [MyCallback()], found {callbacks}"
+    )
 
 
 def _build(name: str, arguments: Mapping[str, Any]) -> Callback:
@@ -222,7 +231,7 @@ class Evaluate(Periodic):
 
     def act(self, run: TrainingRun) -> None:
         """Evaluate unless the run is over."""
-        if not run.progress.finished:
+        if not run.progress.complete:
             self._missed = run.evaluate() is None
 
 
@@ -257,7 +266,7 @@ class SaveCheckpoint(Periodic):
 
     def act(self, run: TrainingRun) -> None:
         """Save unless the run is over; where environments cannot be saved, cut their episodes."""
-        if run.progress.finished:
+        if run.progress.complete:
             return
         if run.level == "boundary":
             run.cut_episodes()

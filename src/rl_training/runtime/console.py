@@ -57,6 +57,8 @@ class ConsoleProgress(Callback):
         say(f"{run.buffer.memory_name}: {format_bytes(run.buffer.nbytes)} in host memory")
         if run.level == "exact":  # a lower level was logged as a warning, with its reason
             say("resume level: exact")
+        for line in run.start.lines() if run.start is not None else ():
+            say(line)
         if run.env_steps:
             say(f"resumed at step {run.env_steps:,}")
         self._next_line = run.env_steps + run.progress.horizon / PLAIN_LINES

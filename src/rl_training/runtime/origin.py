@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from rl_training.runtime.resume import (
 from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.storage.checkpoints import Checkpoint, find_checkpoint, has_checkpoint
 from rl_training.storage.files import read_json_object
-from rl_training.storage.metrics_log import EMPTY_LOG
+from rl_training.storage.metrics_log import EMPTY_LOG, METRICS_NAME
 from rl_training.storage.runs import (
     CHECKPOINTS_DIR_NAME,
     CONFIG_NAME,
@@ -46,14 +46,24 @@ class Origin:
     checkpoint: Checkpoint | None = None
     finished: TrainResult | None = None
 
-    @property
-    def metrics_log(self) -> dict[str, Any] | None:
-        """Where the metrics log stood; None for the log of a new directory."""
+    def metrics_log(self, until: int) -> dict[str, Any] | None:
+        """Where the metrics log stood; None for the log of a new directory.
+
+        If the session before came to its end and this one goes on `until` a later step, the rows
+        of the evaluation at that end stay: nothing repeats them.
+        """
         if self.directory is None:
             return None
         if self.checkpoint is None:
             return dict(EMPTY_LOG)
         position: dict[str, Any] = saved_loop(self.checkpoint)["metrics_log"]
+        steps, summary = self.checkpoint.env_steps, read_json_object(self.directory / SUMMARY_NAME)
+        if until > steps and (summary.get("status"), summary.get("global_step")) == (
+            "finished",
+            steps,
+        ):
+            with suppress(OSError):
+                return {**position, "offset": (self.directory / METRICS_NAME).stat().st_size}
         return position
 
 

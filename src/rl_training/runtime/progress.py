@@ -33,15 +33,26 @@ class Progress(Stateful):
     """Counters in environment transitions; updates owed are an exact function of them.
 
     With `replay_ratio` r, `floor(r * (env_steps - learning_starts))` updates have been made after
-    every vector step, whatever the number of environments.
+    every vector step, whatever the number of environments. A session may end before the planned
+    `horizon`, at `stop_at`. Without `random_play` the policy acts from the first step on, though
+    nothing is learned before `learning_starts`.
     """
 
     state_fields = ("env_steps", "updates")
     state_counts = state_fields
 
-    def __init__(self, horizon: int, *, learning_starts: int = 0, replay_ratio: float = 1.0):
+    def __init__(
+        self,
+        horizon: int,
+        *,
+        learning_starts: int = 0,
+        replay_ratio: float = 1.0,
+        stop_at: int | None = None,
+        random_play: bool = True,
+    ) -> None:
         self.horizon = horizon
-        self.learning_starts = learning_starts
+        self.stop_at = horizon if stop_at is None else min(stop_at, horizon)
+        self._random_steps = learning_starts if random_play else 0
         self.env_steps = 0
         self.updates = 0
         self._plan = UpdatePlan(learning_starts, replay_ratio)
@@ -49,11 +60,16 @@ class Progress(Stateful):
     @property
     def clock(self) -> Clock:
         """The counters that schedules are functions of."""
-        return Clock(self.env_steps, self.horizon, self.learning_starts)
+        return Clock(self.env_steps, self.horizon, self._random_steps)
 
     @property
     def finished(self) -> bool:
-        """Whether the budget is used up."""
+        """Whether this session has done its share of the budget."""
+        return self.env_steps >= self.stop_at
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole budget is used up."""
         return self.env_steps >= self.horizon
 
     def updates_owed(self) -> int:

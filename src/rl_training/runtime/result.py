@@ -130,6 +130,7 @@ def write_records(
             "resume_level_reason": run.level_reason,
             "replay_bytes": run.buffer.nbytes,
             "execution": run.algorithm.execution,
+            **({"init_from": run.start.record()} if run.start is not None else {}),
         },
     )
     resumed = None if checkpoint is None else resume_entry(checkpoint, run, session)

@@ -38,11 +38,14 @@ FREE_KEYS = frozenset(
         "total_timesteps",
         "output_dir",
         "run_name",
+        "init_from",
+        "init_parts",
         "final_eval_episodes",
         "checkpoint_minutes",
         "keep_checkpoints",
         "on_save_error",
         "log_interval",
+        "eval_env",
         "eval_interval",
         "eval_episodes",
         "max_eval_steps",
@@ -55,7 +58,7 @@ FREE_KEYS = frozenset(
 
 _LOOP_PARTS = ("run", "callbacks", "metrics_log", "envs", "generators")
 
-ENVIRONMENT_KEYS = ("env_id", "env_kwargs", "eval_env_kwargs", "wrappers")
+ENVIRONMENT_KEYS = ("env_id", "env_kwargs", "eval_env", "eval_env_kwargs", "wrappers")
 
 
 def checkpoint_parts(run: TrainingRun, *, with_envs: bool = True) -> dict[str, Any]:
@@ -81,6 +84,7 @@ def checkpoint_info(run: TrainingRun, *, exact: bool) -> dict[str, Any]:
         **saved_algorithm(run.agent.spec),
         "env_id": run.agent.adapter.spec.env_id,
         "updates": run.updates,
+        "stop_at": run.progress.stop_at,
         "resume_level": run.level,
         "exact": exact,
         "execution": run.algorithm.execution,
@@ -173,7 +177,8 @@ def check_same_run(checkpoint: Checkpoint, config: TrainConfig, spec: AlgorithmS
     if not checkpoint.has("loop"):
         raise CheckpointError(
             f"{checkpoint.path} holds a policy without its training state, so it can be evaluated "
-            "but not resumed; resume from the run directory or a step_* checkpoint"
+            "but not resumed; resume from the run directory or a step_* checkpoint, or begin a new "
+            "run with it: init_from"
         )
     info = saved_info(checkpoint)
     saved = _flat(_completed(checkpoint, info.config, spec.hyper))

@@ -21,6 +21,7 @@ class SavedInfo(ConfigModel):
     algo_path: str | None = Field(None, max_length=1000)
     env_id: str = Field(min_length=1, max_length=1000)
     updates: int = Field(ge=0, le=1000 * MAX_STEPS)
+    stop_at: int | None = Field(None, ge=1, le=MAX_STEPS)
     resume_level: str = Field(max_length=100)
     exact: bool
     config: dict[str, Any]

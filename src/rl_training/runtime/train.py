@@ -16,9 +16,9 @@ from pathlib import Path
 from rl_training.config.train_config import TrainConfig, check_hyper_parameters
 from rl_training.errors import ConfigError, EnvError, UsageError
 from rl_training.runtime.assembly import RunPlan, assemble, build
-from rl_training.runtime.callbacks import Callback, configured_callbacks
+from rl_training.runtime.callbacks import Callback, checked_callbacks, configured_callbacks
 from rl_training.runtime.execution import set_execution, threads
-from rl_training.runtime.origin import find_origin, new_directory
+from rl_training.runtime.origin import Origin, find_origin, new_directory
 from rl_training.runtime.process import EnvCalls, Interrupts, Watchdog, keep_freed_memory
 from rl_training.runtime.result import (
     TrainingInterrupted,
@@ -32,8 +32,9 @@ from rl_training.runtime.saved_info import saved_info
 from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.spec_table import portable_name
 from rl_training.runtime.training_run import TrainingRun
-from rl_training.runtime.verification import verify_resume
-from rl_training.storage.checkpoints import set_aside_newer
+from rl_training.runtime.verification import Verdict, verify_resume
+from rl_training.runtime.warm_start import begin_with
+from rl_training.storage.checkpoints import Checkpoint, set_aside_newer
 from rl_training.storage.metrics_log import MetricsLog
 from rl_training.storage.runs import CHECKPOINTS_DIR_NAME, RunLock
 
@@ -67,11 +68,13 @@ def train(
     callbacks: Sequence[Callback] = (),
     resume: str | Path | None = None,
     auto_resume: bool = False,
+    stop_at: int | None = None,
 ) -> TrainResult:
     """Train one agent to the end of its budget and leave a complete run directory.
 
     With `auto_resume` the directory follows from the configuration, and whatever is there of the
-    run is gone on with; a finished one gives its result again. A signal such as SIGINT or SIGTERM
+    run is gone on with; a finished one gives its result again. With `stop_at` the session ends
+    after that many transitions of the run, which can be resumed. A signal such as SIGINT or SIGTERM
     saves a checkpoint and raises TrainingInterrupted.
     """
     hyper = check_hyper_parameters(spec.hyper, config.algo_kwargs)
@@ -80,7 +83,7 @@ def train(
         algo=portable_name(spec) or spec.name, algo_kwargs=hyper.model_dump()
     )
     refuse_unserialized(config)
-    callbacks = (*configured_callbacks(config.callbacks), *_checked_callbacks(callbacks))
+    callbacks = (*configured_callbacks(config.callbacks), *checked_callbacks(callbacks))
     keep_freed_memory()
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
@@ -88,38 +91,45 @@ def train(
         if origin.finished is not None:
             return origin.finished
         checkpoint = origin.checkpoint
+        config = _with_beginning(config, checkpoint)
         plan = RunPlan(
-            spec=spec, config=config, hyper=hyper, callbacks=callbacks, checkpoint=checkpoint
+            spec=spec,
+            config=config,
+            hyper=hyper,
+            callbacks=callbacks,
+            checkpoint=checkpoint,
+            stop_at=stop_at,
         )
         stack.enter_context(threads(config, saved_info(checkpoint).threads if checkpoint else None))
         watchdog = stack.enter_context(_watchdog(interrupts, config))
         components = build(plan, watchdog.calls)
         stack.callback(components.close)
+        start = None if checkpoint else begin_with(config, components)
         num_envs = components.collector.num_envs
         updates = spec.loop.planned_updates(hyper, config.total_timesteps, num_envs)
         set_execution(components.agent.algorithm, config, hyper.batch_size, updates, checkpoint)
         directory = origin.directory or new_directory(spec, config, auto_resume=auto_resume)
         if origin.directory is None:
             stack.enter_context(RunLock(directory))
-        log = stack.enter_context(closing(MetricsLog(directory, resume_from=origin.metrics_log)))
+        position = origin.metrics_log(stop_at or config.total_timesteps)
+        log = stack.enter_context(closing(MetricsLog(directory, resume_from=position)))
         run = assemble(plan, components, directory, log, interrupts)
+        run.start = start
         stack.enter_context(run.writer)
-        verification = None
-        if checkpoint is None:
-            run.begin_transcript()
-        else:
-            # First: its environments may share something with the run's, such as spaces of a class.
-            verification = verify_resume(run, checkpoint)
-            restore_run(run, checkpoint)
-        if origin.directory is None:
-            run.checkpoint_path = run.saved_at = None  # this directory holds none yet
-        else:
-            if checkpoint is not None:
-                run.writer.continue_from(checkpoint)
-            _set_aside_newer(run)
-        write_records(run, checkpoint, verification)
+        write_records(run, checkpoint, _begin_or_restore(run, origin))
         with watchdog.giving_up_by(partial(_save_and_exit, run)):
             return _run_to_end(run, spec)
+
+
+def _with_beginning(config: TrainConfig, checkpoint: Checkpoint | None) -> TrainConfig:
+    """The configuration with what the run it goes on with began with, which is not read again."""
+    if checkpoint is None:
+        return config
+    saved = saved_info(checkpoint).config
+    parts = TrainConfig.model_fields["init_parts"].default
+    return config.with_changes(
+        init_from=saved.get("init_from"), init_parts=saved.get("init_parts", parts)
+    )
 
 
 def _run_to_end(run: TrainingRun, spec: AlgorithmSpec) -> TrainResult:
@@ -129,12 +139,14 @@ def _run_to_end(run: TrainingRun, spec: AlgorithmSpec) -> TrainResult:
             callback.on_start(run)
         spec.loop.run(run)
         run.finish_saving()
-        if not run.interrupts.received:
+        interrupted, paused = run.interrupts.received is not None, run.paused
+        # Of a run that goes on, a checkpoint of this very step is the better one: if it was due,
+        # episodes were cut for it where they have to be.
+        if not (interrupted or paused) or run.saved_at != run.env_steps:
             run.save()
-            if run.config.final_eval_episodes:
-                run.evaluate(run.config.final_eval_episodes)
-        elif run.saved_at != run.env_steps:
-            run.save()
+        if run.config.final_eval_episodes and not interrupted:
+            # In a pause only a measurement: an unbroken run would not keep a best policy here.
+            run.evaluate(run.config.final_eval_episodes, keep_best=not paused)
         result = write_result(run)
     except Exception as error:
         reported = failure(run, error)
@@ -159,6 +171,24 @@ def _save_and_exit(run: TrainingRun, number: int) -> None:
         print(failure(run, _stuck(run.config, number)), file=sys.stderr, flush=True)
     finally:
         os._exit(128 + number)
+
+
+def _begin_or_restore(run: TrainingRun, origin: Origin) -> Verdict | None:
+    """Put the run where it begins; the verdict on a resume."""
+    checkpoint, verdict = origin.checkpoint, None
+    if checkpoint is None:
+        run.begin_transcript()
+    else:
+        # First: its environments may share something with the run's, such as spaces of a class.
+        verdict = verify_resume(run, checkpoint)
+        restore_run(run, checkpoint)
+    if origin.directory is None:
+        run.checkpoint_path = run.saved_at = None  # this directory holds none yet
+        return verdict
+    if checkpoint is not None:
+        run.writer.continue_from(checkpoint)
+    _set_aside_newer(run)
+    return verdict
 
 
 def _exit_stuck(config: TrainConfig, number: int) -> None:
@@ -194,11 +224,3 @@ def _warn_if_nothing_is_learned(run: TrainingRun, spec: AlgorithmSpec) -> None:
             first,
             run.progress.horizon,
         )
-
-
-def _checked_callbacks(callbacks: object) -> Sequence[Callback]:
-    if isinstance(callbacks, Sequence) and all(isinstance(c, Callback) for c in callbacks):
-        return callbacks
-    raise UsageError(
-        f"callbacks: expected a list of Callback objects such as [MyCallback()], found {callbacks}"
-    )

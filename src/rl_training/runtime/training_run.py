@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from gymnasium.vector import VectorEnv
@@ -43,6 +43,9 @@ from rl_training.storage.files import read_json_object, write_json
 from rl_training.storage.metrics_log import MetricsLog
 from rl_training.storage.runs import CHECKPOINTS_DIR_NAME
 from rl_training.storage.state import Stateful
+
+if TYPE_CHECKING:
+    from rl_training.runtime.warm_start import WarmStart
 
 logger = logging.getLogger("rl_training")
 
@@ -94,6 +97,7 @@ class TrainingRun(Stateful):
     recent_metrics: RecentMetrics = field(default_factory=RecentMetrics)
     batch: Any = None  # of the latest update
     diverged: bool = False
+    start: WarmStart | None = None  # what the run began with, in the session that began it
     writer: CheckpointWriter = field(init=False)
 
     def __post_init__(self) -> None:
@@ -145,11 +149,11 @@ class TrainingRun(Stateful):
 
     def stop(self, reason: str) -> None:
         """End the run after the current step; it counts as finished."""
-        if not self.progress.finished:
+        if not self.progress.complete:
             self.stop_reason = reason
 
-    def evaluate(self, episodes: int | None = None) -> Evaluation | None:
-        """Evaluate the current policy; None if a signal interrupted it."""
+    def evaluate(self, episodes: int | None = None, *, keep_best: bool = True) -> Evaluation | None:
+        """Evaluate the current policy, and keep it if it is the best; None if a signal came."""
         if self.evaluator is None:
             return None
         self.agent.clock = self.progress.clock
@@ -170,7 +174,7 @@ class TrainingRun(Stateful):
             # An environment that draws from the global generators must not disturb training.
             restore_global_generators(generators)
         self.last_evaluation, self.last_evaluation_at = evaluation, self.env_steps
-        if self.best_return is None or evaluation.mean > self.best_return:
+        if keep_best and (self.best_return is None or evaluation.mean > self.best_return):
             self.best_return = evaluation.mean
             self.finish_saving()  # one writer at a time; its error is not that of an optional copy
             with self.save_errors("the best policy", optional=True):
@@ -228,8 +232,14 @@ class TrainingRun(Stateful):
 
     @property
     def active(self) -> bool:
-        """Whether the loop continues: no budget used up, no stop, no signal."""
+        """Whether the loop continues: steps left to do, no stop, no signal."""
         return not (self.progress.finished or self.stop_reason or self.interrupts.received)
+
+    @property
+    def paused(self) -> bool:
+        """Whether the session has ended before the run: the next one goes on."""
+        progress = self.progress
+        return progress.finished and not (progress.complete or self.stop_reason)
 
     def explore(
         self,

@@ -86,6 +86,11 @@ def without_untrusted(configuration: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _GUARDS.get(key, _unchanged)(value) for key, value in configuration.items()}
 
 
+def without_beginning(configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved configuration for going on with its run, which `init_from` has no part in."""
+    return {k: v for k, v in configuration.items() if k not in ("init_from", "init_parts")}
+
+
 def trusted(config: TrainConfig) -> TrainConfig:
     """The configuration with what its untrusted placeholders stand for."""
     values = {name: getattr(config, name) for name in config.model_fields_set}
@@ -94,7 +99,7 @@ def trusted(config: TrainConfig) -> TrainConfig:
 
 def needs_trust(config: TrainConfig) -> bool:
     """Whether a run of this configuration can be loaded whole only by those who trust it."""
-    values = without_untrusted(config.to_plain())
+    values = without_untrusted(without_beginning(config.to_plain()))
     return any(untrusted_name(text) for _, text in placeholders(values))
 
 
@@ -159,6 +164,10 @@ def _algo(value: object) -> object:
     return untrusted(value) if isinstance(value, str) and ":" in value else value
 
 
+def _path(value: object) -> object:
+    return untrusted(value) if isinstance(value, str) and not is_placeholder(value) else value
+
+
 def _env_id(value: object) -> object:
     if not isinstance(value, str) or ":" not in value or is_placeholder(value):
         return value
@@ -216,10 +225,12 @@ _GUARDS: dict[str, Callable[[Any], Any]] = {
     "algo": _algo,
     "env_id": _env_id,
     "env_kwargs": _env_arguments,
+    "eval_env": _env_id,
     "eval_env_kwargs": _env_arguments,
     "wrappers": _named(_is_safe_wrapper),
     "callbacks": _named(_is_own_callback),
     "algo_kwargs": _algo_kwargs,
+    "init_from": _path,
 }
 
 

@@ -79,6 +79,10 @@ class Stateful:
         counts = (vars(base).get("state_counts", ()) for base in cls.__mro__)
         cls._counts = frozenset(name for fields in counts for name in fields)
 
+    def state_parts(self) -> dict[str, object]:
+        """The declared fields themselves, by the keys they have in `state_dict`."""
+        return {key: getattr(self, name) for key, name in self._state_attributes.items()}
+
     def state_dict(self) -> State:
         """The declared fields; arrays and tensors are not copied."""
         fields = self._state_attributes.items()
@@ -94,6 +98,11 @@ class Stateful:
             value = _load(before, state[key], key)
             if value is not before:
                 setattr(self, name, value)
+
+
+def load_into(live: object, saved: object, path: str) -> None:
+    """Write a saved value into a part, an array or a tensor; `path` names it in errors."""
+    _load(live, saved, path)
 
 
 class _Mismatch(CheckpointError):
