@@ -1,4 +1,4 @@
-"""Environments; importing this registers `PointPixels-v0` with Gymnasium."""
+"""Environments; importing this registers the `PointPixels` tasks with Gymnasium."""
 
 from rl_training.envs.point_pixels import register
 from rl_training.exports import lazy
