@@ -22,6 +22,7 @@ from rl_training.algorithms.base import (
     Loss,
     UpdateResult,
     check_output,
+    described_input,
     example_observation,
     trainable_parameters,
 )
@@ -179,7 +180,7 @@ class ValueBased(Algorithm):
     def greedy(self, obs: np.ndarray, *, averaged: bool = False) -> np.ndarray:
         """The action with the highest Q-value in each row."""
         network = self.policy_network if averaged else self.model
-        best: np.ndarray = self.q_values(network(self.tensor(obs))).argmax(-1).cpu().numpy()
+        best: np.ndarray = self.q_values(network(self.obs_tensor(obs))).argmax(-1).cpu().numpy()
         return best
 
     @staticmethod
@@ -220,14 +221,13 @@ class ValueBased(Algorithm):
         """Refuse a network whose output is not shaped as `output_shape_per_action` says."""
         spec, output = self.spec, (self.spec.num_actions, *self.output_shape_per_action(self.hyper))
         sizes = "".join(f", {size}" for size in output)
-        shown = ", ".join(map(str, ("batch", *spec.obs_shape)))
         trainable_parameters(self.model)  # refuses a network without any
         check_output(
             self.model,
             self.model,
             [example_observation(spec, self.device)],
             (1, *output),
-            shapes=f"(batch{sizes}) for observations ({shown})",
+            shapes=f"(batch{sizes}) for observations {described_input(spec)}",
         )
 
 

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.vector.utils import concatenate
+from gymnasium.vector.utils import concatenate, iterate
 
 from rl_training.envs.contract import observation_problem, step_problem
 from rl_training.envs.stacking import frames_of_native
@@ -228,7 +228,7 @@ class OneOfVector(gym.Env[Any, Any]):
     ) -> tuple[Any, dict[str, Any]]:
         """The first observation of an episode."""
         obs, info = self._venv.reset(seed=seed, options=options)
-        return obs[0], info
+        return self._only(obs), info
 
     def step(self, action: object) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """What the environment answers; whether an episode's end shows its last observation or the
@@ -236,7 +236,13 @@ class OneOfVector(gym.Env[Any, Any]):
         """
         actions = np.asarray(action, self.action_space.dtype)[None]
         obs, reward, terminated, truncated, info = self._venv.step(actions)
-        return obs[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), info
+        ends = bool(terminated[0]), bool(truncated[0])
+        return self._only(obs), float(reward[0]), *ends, info
+
+    def _only(self, obs: Any) -> Any:
+        if isinstance(obs, np.ndarray):
+            return obs[0]
+        return next(iter(iterate(self._venv.observation_space, obs)))
 
     def render(self) -> Any:
         """The image of the one environment."""

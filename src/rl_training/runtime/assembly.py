@@ -145,6 +145,7 @@ def build(plan: RunPlan) -> Components:
         spaces = envs.single_observation_space, envs.single_action_space
         check_spaces(plan.spec, environments.name, *spaces)
         adapter = SpaceAdapter(environments.name, *spaces, frames=stacked_frames(envs))
+        _announce_observation(adapter)
         agent = build_agent(plan.spec, plan.config, plan.hyper, adapter, plan.checkpoint)
         buffer = plan.spec.component("buffer").build(
             adapter.spec,
@@ -244,6 +245,13 @@ def _announce(buffer: Any, level: ResumeLevel) -> None:
         logger.info("resume level: exact")
     else:
         logger.warning("resume level: %s (%s)", level.level, level.reason)
+
+
+def _announce_observation(adapter: SpaceAdapter) -> None:
+    """Say what is learned from, if the environment gives it in another form."""
+    plain = adapter.observation.shape == adapter.spec.obs_shape or not adapter.spec.has_images
+    if not plain:
+        logger.info("observation: %s", adapter.described())
 
 
 def _evaluator(

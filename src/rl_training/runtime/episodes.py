@@ -138,7 +138,7 @@ class EpisodePlayer:
             raise self._env_error("reset", error, episode, seed) from error
         finally:
             self._calls.leave()
-        return self._finite("observation", self._adapter.encode_one(obs))
+        return self._finite_obs(self._adapter.encode_one(obs))
 
     def _step(
         self, row: int, episode: int, action: np.ndarray, seed: int
@@ -156,7 +156,11 @@ class EpisodePlayer:
         finally:
             self._calls.leave()
         self._finite("reward", np.asarray(step.reward))
-        return self._finite("observation", next_obs), step
+        return self._finite_obs(next_obs), step
+
+    def _finite_obs(self, obs: np.ndarray) -> np.ndarray:
+        self._finite("observation", self._adapter.spec.floats(obs))
+        return obs
 
     def _finite(self, what: str, values: np.ndarray) -> np.ndarray:
         if not np.isfinite(values).all():
