@@ -189,8 +189,8 @@ def test_intervals_fire_once_for_each_multiple_passed() -> None:
     [
         ({"action": Box(-2, 2, (1,))}, "dqn takes Discrete actions; .* has Box"),
         (
-            {"observation": Box(0, 255, (8, 8, 3), np.uint8)},
-            "flat Dict, channel-first uint8 images observations; .* has Box",
+            {"observation": Box(0, 255, (8, 8, 8), np.uint8)},
+            "images, Dict or Tuple of them observations; .* has Box",
         ),
         ({"observation": gym.spaces.Text(3)}, r"takes Box vectors, .* observations; .* has Text"),
         ({"action": gym.spaces.MultiBinary(3)}, r"has MultiBinary\(3\)"),

@@ -103,7 +103,7 @@ def test_images_are_kept_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("algo", ["drq", "drqv2"])
 def test_what_it_cannot_take_is_refused(algo: str, tmp_path: Path) -> None:
-    with pytest.raises(IncompatibleEnv, match=f"{algo} takes channel-first uint8 images obs"):
+    with pytest.raises(IncompatibleEnv, match=f"{algo} takes images, Dict or Tuple with im"):
         train_config(tiny_config(algo, tmp_path, env_id="Pendulum-v1", env_kwargs={}))
     with pytest.raises(
         IncompatibleEnv, match=f"{algo} takes one-dimensional bounded Box of floats actions"

@@ -20,7 +20,7 @@ from rl_training.cli import app
 from rl_training.config.loading import dump_yaml
 from rl_training.errors import CheckpointError, ConfigError, TrustError, UsageError
 from rl_training.experiment.registry import resolve_config, train_config
-from rl_training.runtime.trust import guarded, needs_trust, refuse_untrusted
+from rl_training.runtime.trust import needs_trust, refuse_untrusted
 from rl_training.storage.checkpoints import find_checkpoint
 from rl_training.storage.tree import tree_hash
 from toy_envs import CountingEnv
@@ -250,7 +250,7 @@ def test_nothing_the_other_run_names_is_needed_or_used(tmp_path: Path) -> None:
     assert same(weights(second), weights(first))
     # A card of somebody else must not lead to a file of ours.
     with pytest.raises(TrustError, match="init_from asks for '/etc/passwd'"):
-        refuse_untrusted(guarded({"init_from": "/etc/passwd"}))
+        refuse_untrusted(without_untrusted({"init_from": "/etc/passwd"}))
 
 
 def test_damaged_weights_are_refused(tmp_path: Path) -> None:

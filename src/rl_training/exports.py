@@ -92,6 +92,7 @@ _HOMES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "rl_training.data": {
         "data.normalization": ("ObservationNormalizer", "RewardNormalizer"),
+        "data.observations": ("NamedParts", "Part"),
         "data.prioritized_replay": ("PrioritizedReplayBuffer",),
         "data.recurrent_replay_buffer": ("RecurrentReplayBuffer",),
         "data.replay_buffer": ("ReplayBuffer",),
@@ -101,7 +102,7 @@ _HOMES: dict[str, dict[str, tuple[str, ...]]] = {
     "rl_training.envs": {
         "envs.factory": ("make_env", "make_vector_env"),
         "envs.pixels": ("PixelObservation", "stacked_frames"),
-        "envs.point_pixels": ("PointPixels",),
+        "envs.point_pixels": ("PointPixels", "PointPixelsTarget"),
         "envs.spaces": ("SpaceAdapter",),
         "envs.masks": ("ActionMaskInfo", "HideActionMask"),
         "envs.wrappers": ("MaskVelocity", "PreviousActionReward"),

@@ -107,10 +107,28 @@ def interrupted_at(env_steps: int, config: TrainConfig) -> TrainResult:
     raise AssertionError(f"the run was over before step {env_steps}")
 
 
-def observations(space: gym.Space[Any], count: int) -> np.ndarray:
-    """Random observations that are not astronomically large."""
+def observations(space: gym.Space[Any], count: int) -> Any:
+    """A batch of random observations that are not astronomically large."""
     space.seed(0)
-    return np.stack([_moderate(space.sample()) for _ in range(count)])
+    return _stacked([_moderate(space.sample()) for _ in range(count)])
+
+
+def _stacked(rows: Sequence[Any]) -> Any:
+    """Observations as a batch; one of a Dict or Tuple for each part."""
+    if isinstance(rows[0], dict):
+        return {key: _stacked([row[key] for row in rows]) for key in rows[0]}
+    if isinstance(rows[0], tuple):
+        return tuple(_stacked(part) for part in zip(*rows, strict=True))
+    return np.stack(rows)
+
+
+def _row(rows: Any, number: int) -> Any:
+    """One observation of a batch."""
+    if isinstance(rows, dict):
+        return {key: _row(part, number) for key, part in rows.items()}
+    if isinstance(rows, tuple):
+        return tuple(_row(part, number) for part in rows)
+    return rows[number]
 
 
 def updates_learn(spec: AlgorithmSpec, config: Mapping[str, Any], directory: Path) -> None:
@@ -128,15 +146,15 @@ def acting_is_valid(spec: AlgorithmSpec, config: Mapping[str, Any], directory: P
     actions, _ = agent.predict(rows)
     _require(np.array_equal(actions, agent.predict(rows)[0]), "greedy actions differ between calls")
     _require(len(actions) == 7, f"expected 7 actions for 7 observations, found {len(actions)}")
-    for row, action in zip(rows, actions, strict=True):
+    for number, action in enumerate(actions):
         valid = agent.adapter.action.contains(action)
         _require(valid, f"the action {action!r} is not in {agent.adapter.action}")
         # The last bits of a matrix product depend on its size.
-        alone = agent.predict(row)[0]
+        alone = agent.predict(_row(rows, number))[0]
         same = np.allclose(alone, action, rtol=0, atol=1e-5)
         _require(same, f"one observation gives {alone!r}, in a batch it gives {action!r}")
     if spec.explains:
-        best = int(explain(agent, rows[0]).expected.q_values.argmax())
+        best = int(explain(agent, _row(rows, 0)).expected.q_values.argmax())
         greedy = agent.adapter.decode(np.array([best]))[0]
         _require(greedy == actions[0], f"explain prefers {greedy}, the agent {actions[0]}")
 
@@ -334,6 +352,8 @@ def _moderate(observation: object) -> Any:
     """The observation without astronomically large numbers."""
     if isinstance(observation, dict):
         return {key: _moderate(value) for key, value in observation.items()}
+    if isinstance(observation, tuple):
+        return tuple(_moderate(value) for value in observation)
     if isinstance(observation, np.ndarray) and observation.dtype.kind == "f":
         return np.clip(observation, -1, 1)
     return observation

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rl_training.data.observations import without_names
 from rl_training.data.types import Clock, EnvSpec, PolicyState
 from rl_training.errors import ConfigError, UsageError
 from rl_training.storage.state import Stateful
@@ -94,6 +95,7 @@ class Algorithm(Stateful, ABC):
     """
 
     losses: ClassVar[tuple[str, ...]] = ("loss",)
+    spec: EnvSpec
     compiles: ClassVar[bool] = True
     """Whether `torch.compile` is worthwhile; not for recurrent networks, whose PyTorch kernels are
     fused already."""
@@ -140,8 +142,16 @@ class Algorithm(Stateful, ABC):
         """Run the losses through `torch.compile` from now on."""
         torch.compiler.reset()  # what earlier runs of the process compiled would count as retries
         for name in self.losses:
-            setattr(self, name, torch.compile(getattr(self, name)))
+            setattr(self, name, _on_plain_tensors(torch.compile(getattr(self, name))))
         self.execution = "compiled"
+
+    def reads_names(self) -> bool:
+        """Whether a network may read the parts of observations by name, which does not compile."""
+        spec = getattr(self, "spec", None)  # which somebody's own algorithm need not keep
+        if spec is None or not spec.parts:
+            return False
+        modules = (type(network).__module__ for network in self.networks().values())
+        return any(module.partition(".")[0] != "rl_training" for module in modules)
 
     def schedules(self, clock: Clock) -> dict[str, float]:  # noqa: ARG002 - none by default
         """Scheduled quantities now, for the log."""
@@ -188,6 +198,14 @@ class Algorithm(Stateful, ABC):
         """Host numbers as a tensor on the algorithm's device."""
         return torch.from_numpy(array).to(self.device)
 
+    def obs_tensor(self, obs: np.ndarray) -> Tensor:
+        """Encoded observations as a network is given them, on the algorithm's device."""
+        return self.spec.named(self.tensor(obs))
+
+
+def _on_plain_tensors(loss: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *inputs: loss(*map(without_names, inputs))
+
 
 class Recurrent(Algorithm):
     """Acts with a recurrent network, whose state stays on the host between steps.
@@ -210,7 +228,7 @@ class Recurrent(Algorithm):
         """The output of a network, by default `model`, for one step, and its state after it."""
         before = tuple(self.tensor(part) for part in state)
         network = self.model if network is None else network
-        result = network.act(self.tensor(obs), before, self.tensor(first))
+        result = network.act(self.obs_tensor(obs), before, self.tensor(first))
         return result[0].cpu().numpy(), host_state(result[-1])
 
 
@@ -241,7 +259,7 @@ def check_recurrent(
             raise ConfigError(f"network: expected a method {name}, found none")
     device = trainable_parameters(model)[0].device
     first = torch.zeros(2, 1, dtype=torch.bool, device=device)
-    obs = torch.zeros(2, 1, *spec.obs_shape, device=device)
+    obs = example_observation(spec, device).repeat(2, 1, *(1 for _ in spec.obs_shape))
     sequence: dict[str, Any] = {name: (2, 1, *shape) for name, shape in fields.items()}
     leading = next(iter(fields))
     state = {"state": [(1, size) for size in sizes]}
@@ -278,7 +296,16 @@ def trainable_parameters(network: nn.Module) -> list[nn.Parameter]:
 
 def example_observation(spec: EnvSpec, device: torch.device) -> Tensor:
     """A batch of one observation of zeros, of the type that a network is given."""
-    return torch.zeros(1, *spec.obs_shape, dtype=getattr(torch, spec.obs_dtype), device=device)
+    dtype = getattr(torch, spec.obs_dtype)
+    return spec.named(torch.zeros(1, *spec.obs_shape, dtype=dtype, device=device))
+
+
+def described_input(spec: EnvSpec) -> str:
+    """The shape of the observations that a network is given, for a message."""
+    if spec.parts:
+        shapes = (f"{part.name} {('batch', *part.shape)}" for part in spec.parts)
+        return f"of {', '.join(shapes)}".replace("'", "")
+    return f"({', '.join(map(str, ('batch', *spec.obs_shape)))})"
 
 
 @torch.no_grad()

@@ -82,7 +82,7 @@ class DeterministicActorCritic(Algorithm):
     @torch.no_grad()
     def mean_action(self, obs: np.ndarray) -> np.ndarray:
         """The actor's actions for host observations."""
-        action: np.ndarray = self.actor(self.tensor(obs)).cpu().numpy()
+        action: np.ndarray = self.actor(self.obs_tensor(obs)).cpu().numpy()
         return action
 
     def clipped_noise(self, rows: int, spread: float) -> Tensor:

@@ -78,7 +78,9 @@ class DrQ(SoftActorCritic):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__(model, hyper, spec, seed=seed, device=device)
-        self.shifts = RandomShifts(derived_seeds(seed, 4)[-1], hyper.pad, spec.obs_shape)
+        self.shifts = RandomShifts(
+            derived_seeds(seed, 4)[-1], hyper.pad, spec.obs_shape, spec.parts
+        )
 
     def augment(self, batch: Batch) -> Batch:
         """The images, each shifted several times, and its action as often."""

@@ -65,7 +65,7 @@ class DrQv2(DeterministicActorCritic):
     ) -> None:
         super().__init__(model, hyper, spec, seed=seed, device=device)
         self.encoder_optimizer = Optimizer(self.encoder)
-        self.shifts = RandomShifts(derived_seeds(seed, 3)[2], hyper.pad, spec.obs_shape)
+        self.shifts = RandomShifts(derived_seeds(seed, 3)[2], hyper.pad, spec.obs_shape, spec.parts)
 
     @property
     def encoder(self) -> nn.Module:
@@ -121,7 +121,7 @@ class DrQv2(DeterministicActorCritic):
     @torch.no_grad()
     def mean_action(self, obs: np.ndarray) -> np.ndarray:
         """The actor's actions for images."""
-        action: np.ndarray = self.actor(self.encoder(self.tensor(obs))).cpu().numpy()
+        action: np.ndarray = self.actor(self.encoder(self.obs_tensor(obs))).cpu().numpy()
         return action
 
     @torch.no_grad()

@@ -21,6 +21,7 @@ from rl_training.algorithms.base import (
     Loss,
     UpdateResult,
     check_output,
+    described_input,
     example_observation,
     mask_illegal,
     trainable_parameters,
@@ -226,7 +227,7 @@ class PPO(Algorithm):
         """Policy outputs of all rows, values [T, N], and values after the rows to bootstrap."""
         obs, shape = rollout.obs.flatten(0, 1), rollout.reward.shape
         whole, rows = torch.cat([obs, rollout.bootstrap_obs]), len(obs)
-        if self.spec.obs_dtype == "float32":
+        if not self.spec.has_images:
             values = self.model.value(whole)
             return self.model.policy(obs), values[:rows].reshape(shape), values[rows:]
         pieces = [self.policy_and_value(piece) for piece in torch.split(whole, PIECE)]
@@ -279,7 +280,7 @@ class PPO(Algorithm):
         self, obs: np.ndarray, noise: np.ndarray | None, legal: np.ndarray | None = None
     ) -> np.ndarray:
         """Legal actions that `noise` draws, or the most likely ones without it."""
-        return self.actions_from(self.model.policy(self.tensor(obs)), noise, legal)
+        return self.actions_from(self.model.policy(self.obs_tensor(obs)), noise, legal)
 
     @torch.no_grad()
     def actions_from(
@@ -301,7 +302,6 @@ class PPO(Algorithm):
         """Refuse a network without fitting `policy(obs)` and `value(obs)`, or without `log_std`."""
         model, spec = self.model, self.spec
         obs = example_observation(spec, trainable_parameters(model)[0].device)
-        shown = ", ".join(map(str, ("batch", *spec.obs_shape)))
         both = getattr(model, "policy_and_value", None)
         for place, (name, outputs) in enumerate(
             (("policy", (spec.policy_outputs,)), ("value", ()))
@@ -310,7 +310,7 @@ class PPO(Algorithm):
             if not callable(method):
                 raise ConfigError(f"network: expected a method {name}(obs), found none")
             sizes = "".join(f", {size}" for size in outputs)
-            shapes = f"(batch{sizes}) for observations ({shown})"
+            shapes = f"(batch{sizes}) for observations {described_input(spec)}"
             check_output(model, method, [obs], (1, *outputs), name=f"network.{name}", shapes=shapes)
             if callable(both):
                 call = lambda x, at=place: both(x)[at]  # noqa: E731 - of one of the two

@@ -25,6 +25,7 @@ from rl_training.algorithms.base import (
     SampledValues,
     UpdateResult,
     check_output,
+    described_input,
     example_observation,
     modules_of,
     trainable_parameters,
@@ -287,7 +288,7 @@ class SoftActorCritic(Algorithm):
     @torch.no_grad()
     def actions(self, obs: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
         """Actions that `noise` draws, or the squashed means without it."""
-        output = self.actor(self.tensor(obs))
+        output = self.actor(self.obs_tensor(obs))
         if noise is None:
             squashed = output.chunk(2, dim=1)[0].tanh()
         else:
@@ -300,7 +301,7 @@ class SoftActorCritic(Algorithm):
         """Actions that `noise` [B, A] draws and the critics' values of them; changes nothing."""
         self.set_training(self.actor, False)
         self.set_training(self.critics, False)
-        rows = self.tensor(obs)
+        rows = self.obs_tensor(obs)
         action, log_prob = self.policy(rows, self.tensor(noise))
         value = self.critics(rows, action).mean((0, 2))
         alpha_log_prob = self.temperature.alpha * log_prob
@@ -320,8 +321,7 @@ class SoftActorCritic(Algorithm):
         trainable_parameters(actor)  # refuses a network without any
         obs = example_observation(spec, self.device)
         outputs = (1, 2 * spec.action_dim)
-        shown = ", ".join(map(str, ("batch", *spec.obs_shape)))
-        shapes = f"(batch, {outputs[1]}) for observations ({shown})"
+        shapes = f"(batch, {outputs[1]}) for observations {described_input(spec)}"
         check_output(actor, actor, [obs], outputs, name="network.actor", shapes=shapes)
         self.check_critics(self.hyper.num_critics)
 

@@ -100,7 +100,7 @@ class TD3(DeterministicActorCritic):
     def sampled_values(self, obs: np.ndarray, noise: np.ndarray) -> SampledValues:  # noqa: ARG002
         """The actor's actions, which no noise draws, and the critics' mean values of them."""
         self.set_training(self.model, False)
-        rows = self.tensor(obs)
+        rows = self.obs_tensor(obs)
         action = self.actor(rows)
         value = self.critics(rows, action).mean((0, 2))
         no_entropy = torch.zeros_like(value)

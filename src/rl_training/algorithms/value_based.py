@@ -23,6 +23,7 @@ from rl_training.algorithms.base import (
     Loss,
     UpdateResult,
     check_output,
+    described_input,
     example_observation,
     mask_illegal,
     trainable_parameters,
@@ -196,7 +197,7 @@ class ValueBased(Algorithm):
     ) -> np.ndarray:
         """The action with the highest Q-value in each row, of the legal ones."""
         network = self.policy_network if averaged else self.model
-        q = self.q_values(network(self.tensor(obs)))
+        q = self.q_values(network(self.obs_tensor(obs)))
         q = mask_illegal(q, None if legal is None else self.tensor(legal))
         best: np.ndarray = q.argmax(-1).cpu().numpy()
         return best
@@ -239,14 +240,13 @@ class ValueBased(Algorithm):
         """Refuse a network whose output is not shaped as `output_shape_per_action` says."""
         spec, output = self.spec, (self.spec.num_actions, *self.output_shape_per_action(self.hyper))
         sizes = "".join(f", {size}" for size in output)
-        shown = ", ".join(map(str, ("batch", *spec.obs_shape)))
         trainable_parameters(self.model)  # refuses a network without any
         check_output(
             self.model,
             self.model,
             [example_observation(spec, self.device)],
             (1, *output),
-            shapes=f"(batch{sizes}) for observations ({shown})",
+            shapes=f"(batch{sizes}) for observations {described_input(spec)}",
         )
 
 

@@ -2,6 +2,8 @@
 
 from rl_training.data.normalization import ObservationNormalizer as ObservationNormalizer
 from rl_training.data.normalization import RewardNormalizer as RewardNormalizer
+from rl_training.data.observations import NamedParts as NamedParts
+from rl_training.data.observations import Part as Part
 from rl_training.data.prioritized_replay import PrioritizedReplayBuffer as PrioritizedReplayBuffer
 from rl_training.data.recurrent_replay_buffer import RecurrentReplayBuffer as RecurrentReplayBuffer
 from rl_training.data.replay_buffer import ReplayBuffer as ReplayBuffer

@@ -67,7 +67,7 @@ def example_rollout(spec: EnvSpec, state_sizes: Sequence[int], device: torch.dev
 
 def _observations(spec: EnvSpec, device: torch.device, *rows: int) -> Tensor:
     dtype = getattr(torch, spec.obs_dtype)
-    return torch.zeros(*rows, *spec.obs_shape, dtype=dtype, device=device)
+    return spec.named(torch.zeros(*rows, *spec.obs_shape, dtype=dtype, device=device))
 
 
 def _actions(spec: EnvSpec, device: torch.device, *rows: int) -> Tensor:

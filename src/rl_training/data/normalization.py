@@ -6,8 +6,10 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from rl_training.data.types import Batch, Rollout, SequenceBatch
+from rl_training.data.observations import NamedParts, named, without_names
+from rl_training.data.types import Batch, EnvSpec, Rollout, SequenceBatch
 from rl_training.storage.checks import saved_value
 from rl_training.storage.state import Part, Stateful
 
@@ -101,13 +103,53 @@ class ObservationNormalizer(Stateful):
         scale = torch.from_numpy(self._scale).to(data.obs.device)
         fields = {name: getattr(data, name) for name in data._fields if name in OBSERVATIONS}
         return data._replace(
-            **{name: ((obs - shift) * scale).clamp_(-CLIP, CLIP) for name, obs in fields.items()}
+            **{name: self._tensor(obs, shift, scale) for name, obs in fields.items()}
         )
+
+    def _tensor(self, obs: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+        rows = ((obs - shift) * scale).clamp_(-CLIP, CLIP)
+        return named(rows, obs.parts) if isinstance(obs, NamedParts) else rows
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the statistics and what is computed from them."""
         super().load_state_dict(state)
         self._refresh()
+
+
+class VectorPartNormalizer(ObservationNormalizer):
+    """The same for the numbers of observations that have images too, which stay as they are."""
+
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__((spec.vector_dim,))
+        self._spec = spec
+
+    def observe(self, obs: np.ndarray, valid: np.ndarray) -> None:
+        """Take the numbers of the valid rows into account."""
+        super().observe(self._numbers(obs), valid)
+
+    def array(self, obs: np.ndarray) -> np.ndarray:
+        """Rows with normalised numbers."""
+        rows = obs.copy()
+        numbers = self._numbers(rows)
+        numbers[...] = super().array(numbers)
+        return rows
+
+    def _numbers(self, rows: np.ndarray) -> np.ndarray:
+        return self._spec.floats(rows)[..., : self._spec.vector_dim]
+
+    def _tensor(self, obs: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+        rows = obs.clone()
+        columns: Tensor = without_names(rows)
+        if columns.dtype is torch.uint8:
+            columns = columns[..., : self._spec.float_bytes].view(torch.float32)
+        numbers = columns[..., : self._spec.vector_dim]
+        numbers.sub_(shift).mul_(scale).clamp_(-CLIP, CLIP)
+        return rows
+
+
+def observation_normalizer(spec: EnvSpec) -> ObservationNormalizer:
+    """The normaliser of an environment's observations, of which some numbers are in no image."""
+    return VectorPartNormalizer(spec) if spec.has_images else ObservationNormalizer(spec.obs_shape)
 
 
 class RewardNormalizer(Stateful):

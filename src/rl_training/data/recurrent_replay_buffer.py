@@ -222,6 +222,7 @@ class RecurrentReplayBuffer:
             fields["legal"] = torch.from_numpy(legal)
         parts = fields.pop("state").split(self._state_sizes, dim=1)
         fields = {name: x.transpose(0, 1).contiguous() for name, x in fields.items()}
+        fields["obs"] = self.spec.named(fields["obs"])
         batch = SequenceBatch(**fields, state=parts)
         return batch if self.device.type == "cpu" else batch.to(self.device)
 

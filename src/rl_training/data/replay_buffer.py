@@ -68,7 +68,8 @@ class ReplayBuffer:
         self._rows = self.rows_per_env(capacity, num_envs, spec.frames)
         slots = self._rows * num_envs
         # Env-major: slot = env * rows + row, so that an episode lies in consecutive memory.
-        self._observations = ObservationStore(spec, slots, self._rows)
+        store = PartsStore if spec.parts and spec.frames > 1 else ObservationStore
+        self._observations = store(spec, slots, self._rows)
         self.storage = {
             "obs": self._observations.tensor,
             "action": zeros((slots, *spec.action_shape), spec.action_dtype),
@@ -404,11 +405,14 @@ class ObservationStore:
         """Refuse observations that are not each other's images and one more."""
         kept = self.spec.frame_shape[0]
         if self.spec.frames > 1 and not np.array_equal(obs[:, kept:], next_obs[:, :-kept]):
-            raise EnvError(
-                f"{self.spec.env_id}: expected observations of {self.spec.frames} stacked images, "
-                "of which each step adds one, found others; a wrapper after the stacking changes "
-                "them: put it before"
-            )
+            raise self._no_stack()
+
+    def _no_stack(self) -> EnvError:
+        return EnvError(
+            f"{self.spec.env_id}: expected observations of {self.spec.frames} stacked images, "
+            "of which each step adds one, found others; a wrapper after the stacking changes "
+            "them: put it before"
+        )
 
     def _shifted(self, slots: np.ndarray, by: int | np.ndarray) -> np.ndarray:
         """The slots `by` rows later in their rings, or earlier if it is negative."""
@@ -417,12 +421,50 @@ class ObservationStore:
         return shifted
 
 
+class PartsStore(ObservationStore):
+    """The same for rows of several parts, some of which stack the images of several steps.
+
+    Of those a slot holds the newest image, of the others all there is.
+    """
+
+    def __init__(self, spec: EnvSpec, slots: int, rows: int) -> None:
+        super().__init__(spec, slots, rows)
+        self._pieces: list[tuple[slice, slice, int]] = []  # of a row, of a slot, and its images
+        stop = 0
+        for part in spec.parts:
+            start, stop = stop, stop + (part.stop - part.start) // part.frames
+            self._pieces.append((part.slice, slice(start, stop), part.frames))
+
+    def frame(self, obs: np.ndarray, number: int) -> np.ndarray:
+        """What a slot holds of observations [B, row], with one of the images of each stack."""
+        rows = np.zeros((len(obs), *self.spec.frame_shape), obs.dtype)
+        for whole, kept, frames in self._pieces:
+            images = obs[:, whole].reshape(len(obs), frames, -1)
+            rows[:, kept] = images[:, number] if frames > 1 else images[:, 0]
+        return rows
+
+    def gather(self, slots: np.ndarray, out: np.ndarray) -> None:
+        """Write the observations of some slots into `out`."""
+        stacks = self._shifted(slots[:, None], self._older)
+        for whole, kept, frames in self._pieces:
+            index = stacks if frames > 1 else slots
+            out[:, whole] = self._array[index, kept].reshape(len(slots), -1)
+
+    def check_stacks(self, obs: np.ndarray, next_obs: np.ndarray) -> None:
+        """Refuse observations whose stacks are not each other's images and one more."""
+        for whole, kept, frames in self._pieces:
+            size = kept.stop - kept.start
+            before, after = obs[:, whole], next_obs[:, whole]
+            if frames > 1 and not np.array_equal(before[:, size:], after[:, :-size]):
+                raise self._no_stack()
+
+
 class BatchMemory:
     """Memory for the batches of one size, used again for each."""
 
     def __init__(self, batch_size: int, spec: EnvSpec) -> None:
-        self.obs = np.empty((batch_size, *spec.obs_shape), spec.obs_dtype)
-        self.next_obs = np.empty_like(self.obs)
+        self.obs = np.zeros((batch_size, *spec.obs_shape), spec.obs_dtype)
+        self.next_obs = np.zeros_like(self.obs)
         self.action = np.empty((batch_size, *spec.action_shape), spec.action_dtype)
         self.slots = np.empty(batch_size, np.int64)
         self.reward, self.discount, self.weight = np.ones((3, batch_size), np.float32)
@@ -432,10 +474,10 @@ class BatchMemory:
             masks["legal"] = torch.from_numpy(self.legal)
             masks["next_legal"] = torch.from_numpy(self.next_legal)
         self._host = Batch(
-            obs=torch.from_numpy(self.obs),
+            obs=spec.named(torch.from_numpy(self.obs)),
             action=torch.from_numpy(self.action),
             reward=torch.from_numpy(self.reward),
-            next_obs=torch.from_numpy(self.next_obs),
+            next_obs=spec.named(torch.from_numpy(self.next_obs)),
             discount=torch.from_numpy(self.discount),
             weight=torch.from_numpy(self.weight),
             slots=self.slots,

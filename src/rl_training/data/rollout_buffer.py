@@ -124,7 +124,7 @@ class RolloutBuffer:
         if self._reward_normalizer is not None:
             reward = self._reward_normalizer(reward, self._first, self._valid)
         rollout = Rollout(
-            obs=self._tensor(self._obs),
+            obs=self.spec.named(self._tensor(self._obs)),
             action=self._tensor(self._action),
             reward=self._tensor(reward),
             terminated=self._tensor(self._terminated),
@@ -132,7 +132,9 @@ class RolloutBuffer:
             first=self._tensor(self._first),
             valid=self._tensor(self._valid),
             bootstrap_rows=self._tensor(rows),
-            bootstrap_obs=self._tensor(self._next_obs.reshape(-1, *obs_shape)[rows]),
+            bootstrap_obs=self.spec.named(
+                self._tensor(self._next_obs.reshape(-1, *obs_shape)[rows])
+            ),
             **self._states(rows),
             **self._masks(),
         )

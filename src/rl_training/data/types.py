@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_training.data.observations import IMAGE_RANK, Part, named
+
 PolicyState = tuple[np.ndarray, ...]
 """What a policy carries from step to step; a feed-forward policy carries `()`."""
 
@@ -24,7 +26,9 @@ class EnvSpec:
 
     `obs_shape` is the shape a model sees: a vector's length, or (channels, height, width) of an
     image. If images of several steps are stacked along the channels, oldest first, `frames` counts
-    them. `action_kind` is `discrete` (then
+    them. An observation of several `parts`, of a Dict or Tuple, is one row that has them all. If
+    there are bytes among them, it is a row of bytes, in which float32 numbers take four each, and
+    numbers come before images. `action_kind` is `discrete` (then
     `num_actions` counts the choices), `continuous` (then `action_dim` numbers in [-1, 1]),
     `multi_discrete` (then `action_sizes` counts the choices of each part) or `multi_binary` (then
     `action_dim` switches). If it is `masked`, a mask of its legal choices comes with every
@@ -35,6 +39,7 @@ class EnvSpec:
     obs_shape: tuple[int, ...]
     obs_dtype: str = "float32"
     frames: int = 1
+    parts: tuple[Part, ...] = ()
     action_kind: str
     num_actions: int = 0
     action_dim: int = 0
@@ -51,7 +56,45 @@ class EnvSpec:
         """Shape of what one step adds to an observation: all of it, or the newest image."""
         if self.frames == 1:
             return self.obs_shape
+        if self.parts:
+            return (self.obs_shape[0] - sum(_older(part) for part in self.parts),)
         return self.obs_shape[0] // self.frames, *self.obs_shape[1:]
+
+    @property
+    def has_images(self) -> bool:
+        """Whether an observation is an image, or one of its parts is."""
+        return len(self.obs_shape) == IMAGE_RANK or any(part.is_image for part in self.parts)
+
+    @property
+    def vector_dim(self) -> int:
+        """Numbers of an observation that are not those of an image."""
+        if not self.parts:
+            return 0 if self.has_images else self.obs_dim
+        return sum(math.prod(part.shape) for part in self.parts if not part.is_image)
+
+    @property
+    def float_bytes(self) -> int:
+        """Bytes at the beginning of a row of bytes that are float32 numbers."""
+        if self.obs_dtype != "uint8":
+            return 0
+        return max((part.stop for part in self.parts if part.dtype == "float32"), default=0)
+
+    def part(self, name: str) -> Part:
+        """The part of that name."""
+        for part in self.parts:
+            if part.name == name:
+                return part
+        raise KeyError(f"{name}: expected one of {', '.join(part.name for part in self.parts)}")
+
+    def named(self, rows: Tensor) -> Tensor:
+        """Encoded observations as a network is given them: parts go by their names."""
+        return named(rows, self.parts)
+
+    def floats(self, rows: np.ndarray) -> np.ndarray:
+        """A view of the float32 numbers of encoded observations [..., row]; of bytes, none."""
+        if self.obs_dtype == "float32":
+            return rows
+        return rows[..., : self.float_bytes].view(np.float32) if self.parts else rows[..., :0]
 
     @property
     def action_shape(self) -> tuple[int, ...]:
@@ -84,6 +127,11 @@ class EnvSpec:
         if self.action_kind == "multi_discrete":
             return np.array(self.action_sizes) - 1
         return {"discrete": self.num_actions - 1, "multi_binary": 1}.get(self.action_kind)
+
+
+def _older(part: Part) -> int:
+    """What the older images stacked in a part take of a row."""
+    return (part.stop - part.start) // part.frames * (part.frames - 1)
 
 
 class Clock(NamedTuple):

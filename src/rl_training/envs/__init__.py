@@ -1,4 +1,4 @@
-"""Environments; importing this registers `PointPixels-v0` and `PegSolitaire-v0` with Gymnasium."""
+"""Environments; importing this registers those of the package with Gymnasium."""
 
 from rl_training.envs import peg_solitaire, point_pixels
 from rl_training.exports import lazy

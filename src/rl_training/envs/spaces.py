@@ -1,8 +1,9 @@
 """Converts between Gymnasium's spaces and the arrays the algorithms see.
 
-Observations become float32 vectors (boxes flattened, choices one-hot, dictionaries side by side) or
-uint8 images; actions become what the environment takes. `SpaceAdapter` does both for one
-environment, with a codec for each of its spaces.
+Observations become float32 vectors (boxes flattened, choices one-hot), images with their channels
+first, or rows in which the parts of a Dict or Tuple lie side by side; actions become what the
+environment takes. `SpaceAdapter` does both for one environment, with a codec for each of its
+spaces.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import ArrayLike, DTypeLike
 
+from rl_training.data.observations import IMAGE_RANK, Part, laid_out, part_array
 from rl_training.data.types import EnvSpec
-from rl_training.errors import CheckpointError, EnvError, UsageError
+from rl_training.envs.contract import described
+from rl_training.errors import CheckpointError, EnvError, IncompatibleEnv, UsageError
 
-IMAGE_RANK = 3
 MAX_CHOICES = 1 << 24
 """Of a discrete space in a checkpoint: more could neither be learned nor held one-hot."""
 UNBOUNDED = 1e30
@@ -26,7 +28,7 @@ UNBOUNDED = 1e30
 
 
 class SpaceAdapter:
-    """Turns an environment's observations into vectors or images, and actions into its own.
+    """Turns an environment's observations into vectors, images or rows of parts, and actions back.
 
     `frames` counts the images that are stacked in an observation, and `masked` says that masks of
     the legal actions come with them.
@@ -43,13 +45,14 @@ class SpaceAdapter:
     ):
         self.observation = observation
         self.action = action
-        self._obs_codec = observation_codec(observation)
+        self._obs_codec = observation_codec(observation, frames)
         self._action_codec = action_codec(action)
         self.spec = EnvSpec(
             env_id=env_id,
             obs_shape=self._obs_codec.shape,
             obs_dtype=self._obs_codec.dtype,
-            frames=frames if _is_frame_stack(self._obs_codec.shape, frames) else 1,
+            frames=self._obs_codec.frames,
+            parts=self._obs_codec.parts,
             masked=masked,
             **self._action_codec.sizes,
         )
@@ -72,10 +75,9 @@ class SpaceAdapter:
         """Actions as the environment takes them."""
         return self._action_codec.decode(action)
 
-
-def _is_frame_stack(shape: Sequence[int], frames: int) -> bool:
-    """Whether an observation can be a stack of that many images."""
-    return len(shape) == 3 and shape[0] % frames == 0
+    def described(self) -> str:
+        """What is learned from, such as `camera: image 3 x 64 x 64, joints: 7 numbers`."""
+        return self._obs_codec.described()
 
 
 class ObservationCodec(Protocol):
@@ -84,6 +86,10 @@ class ObservationCodec(Protocol):
     shape: tuple[int, ...]
     """Of one encoded observation."""
     dtype: str
+    frames: int
+    """Images of several steps that are stacked in an observation, 1 if none are."""
+    parts: tuple[Part, ...]
+    """Those of a Dict or Tuple."""
 
     def encode(self, obs: object) -> np.ndarray:
         """A batch as a fresh (batch, *shape) array."""
@@ -94,50 +100,96 @@ class ObservationCodec(Protocol):
     def is_batch(self, obs: object) -> bool:
         """Whether a user's observation is a batch; UsageError if it is neither that nor single."""
 
+    def described(self) -> str:
+        """What an observation is, in a few words."""
+
 
 def observation_kind(space: spaces.Space[Any]) -> str:
-    """`vector` for what becomes a vector, `image`, `other image`, or the space's name.
+    """`vector` for what becomes a vector, `image`, `parts`, or what else a space is.
 
-    An image is uint8 (channels, height, width), and has fewer channels than rows and columns.
+    `parts` is a Dict or Tuple with an image in it. One with only vectors is a vector, and one with
+    a part that no algorithm takes is of the kind of that part.
     """
-    if isinstance(space, spaces.Box) and 0 in space.shape:
-        return "empty Box"
-    if isinstance(space, spaces.Box):
-        if len(space.shape) < IMAGE_RANK:
-            return "vector"
-        bytes_first = len(space.shape) == IMAGE_RANK and space.dtype == np.uint8
-        return "image" if bytes_first and space.shape[0] < min(space.shape[1:]) else "other image"
-    if isinstance(space, spaces.Discrete):
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return _leaf_kind(space)
+    kinds = [_leaf_kind(leaf) for _, leaf in observation_leaves(space)]
+    if not kinds:
+        return f"empty {type(space).__name__}"
+    if others := [kind for kind in kinds if kind not in ("vector", "image")]:
+        return others[0]
+    return "parts" if "image" in kinds else "vector"
+
+
+def _leaf_kind(space: spaces.Space[Any]) -> str:
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
         return "vector"
+    if not isinstance(space, spaces.Box):
+        return type(space).__name__
+    if 0 in space.shape:
+        return "empty Box"
+    if len(space.shape) < IMAGE_RANK:
+        return "vector"
+    pixels = space.dtype == np.uint8 or (
+        space.dtype.kind == "f" and space.low.min() >= 0 and space.high.max() <= 1
+    )
+    return "image" if pixels and channel_axis(space.shape) is not None else "other image"
+
+
+def channel_axis(shape: tuple[int, ...]) -> int | None:
+    """The axis of an image's channels: before or after height and width, and shorter than both.
+
+    Of a stack of images, which has an axis more at the beginning, it is counted without that one;
+    None if it is no image.
+    """
+    first, middle, last = shape[-IMAGE_RANK:]
+    if len(shape) > IMAGE_RANK + 1:
+        return None
+    if first < min(middle, last):
+        return 0
+    return 2 if last < min(first, middle) else None
+
+
+def observation_leaves(space: spaces.Space[Any]) -> list[tuple[tuple[Any, ...], spaces.Space[Any]]]:
+    """The parts of a space that have none themselves, each with the keys that lead to it.
+
+    In sorted order, whatever order a Dict was made in: two that differ only in their order are
+    equal, so the order must not matter.
+    """
     if isinstance(space, spaces.Dict):
-        kinds = {observation_kind(part) for part in space.values()}
-        flat = not any(isinstance(part, spaces.Dict) for part in space.values())
-        return "vector" if flat and kinds == {"vector"} else "Dict"
-    return type(space).__name__
+        inner: list[tuple[Any, Any]] = [(key, space[key]) for key in ordered_keys(space)]
+    elif isinstance(space, spaces.Tuple):
+        inner = list(enumerate(space.spaces))
+    else:
+        return [((), space)]
+    return [((key, *path), leaf) for key, part in inner for path, leaf in observation_leaves(part)]
 
 
 def ordered_keys(space: spaces.Dict) -> list[str]:
-    """The keys of a dictionary in the order of the vector: sorted, whatever order it was made in.
-
-    Two Dict spaces that differ only in their order are equal, so the order must not matter.
-    """
+    """The keys of a dictionary in the order of its parts."""
     return sorted(space.keys(), key=str)
 
 
-def observation_codec(space: spaces.Space[Any]) -> ObservationCodec:
-    """The codec of a space whose kind is `vector` or `image`."""
-    if isinstance(space, spaces.Dict):
-        return DictCodec({key: observation_codec(space[key]) for key in ordered_keys(space)})
+def observation_codec(space: spaces.Space[Any], frames: int = 1) -> ObservationCodec:
+    """The codec of a space whose kind is `vector`, `image` or `parts`."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        leaves = observation_leaves(space)
+        return PartsCodec({path: observation_codec(leaf, frames) for path, leaf in leaves})
     if isinstance(space, spaces.Discrete):
-        return OneHotCodec(int(space.n), int(space.start))
-    kind = ImageCodec if observation_kind(space) == "image" else VectorCodec
-    return kind(space.shape or ())
+        return OneHotCodec((), np.array([space.n]), np.array([space.start]))
+    if isinstance(space, spaces.MultiDiscrete):
+        return OneHotCodec(space.shape, space.nvec.reshape(-1), space.start.reshape(-1))
+    if observation_kind(space) == "image":
+        floats = space.dtype is not None and space.dtype.kind == "f"
+        return (FloatImageCodec if floats else ImageCodec)(space.shape or (), frames)
+    return VectorCodec(space.shape or ())
 
 
 class VectorCodec:
     """Numbers of one shape, flattened."""
 
     dtype = "float32"
+    frames = 1
+    parts: tuple[Part, ...] = ()
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self._raw_shape = shape
@@ -156,19 +208,35 @@ class VectorCodec:
         """By its shape."""
         return _is_batch(_numbers(obs), self._raw_shape)
 
+    def described(self) -> str:
+        """How many numbers."""
+        return f"{self.shape[0]} number{'s' * (self.shape[0] > 1)}"
+
 
 class ImageCodec(VectorCodec):
-    """uint8 images, unchanged."""
+    """uint8 images with their channels first; those of a stack are merged, oldest first."""
 
     dtype = "uint8"
+    words = "image"
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
+    def __init__(self, shape: tuple[int, ...], frames: int = 1) -> None:
         super().__init__(shape)
-        self.shape = shape
+        self._channels_last = channel_axis(shape) == 2
+        stack, image = shape[:-IMAGE_RANK], shape[-IMAGE_RANK:]
+        channels, *sides = (image[2], *image[:2]) if self._channels_last else image
+        self.shape = (math.prod(stack) * channels, *sides)
+        # A stack has an axis of its own, or all channels of an image of rank three.
+        fits = stack == (frames,) if stack else channels % frames == 0
+        self.frames = frames if fits else 1
 
     def encode(self, obs: object) -> np.ndarray:
         """A copy, for environments that reuse their arrays."""
-        return np.array(obs, dtype=np.uint8)
+        if self.shape == self._raw_shape:
+            return np.array(obs, dtype=self.dtype)
+        images = np.asarray(obs, dtype=self.dtype)
+        if self._channels_last:
+            images = np.moveaxis(images, -1, -IMAGE_RANK)
+        return np.array(images, order="C").reshape(-1, *self.shape)
 
     def is_batch(self, obs: object) -> bool:
         """By its shape; numbers that do not fit uint8 are refused."""
@@ -181,23 +249,54 @@ class ImageCodec(VectorCodec):
             )
         return _is_batch(numbers, self._raw_shape)
 
+    def described(self) -> str:
+        """Its shape, and that it was another."""
+        stacked = f" of {self.frames} stacked frames" if self.frames > 1 else ""
+        changed = "transposed" if self._channels_last else "merged"
+        before = (
+            "" if self.shape == self._raw_shape else f" ({changed} from {_by(self._raw_shape)})"
+        )
+        return f"{self.words} {_by(self.shape)}{stacked}{before}"
 
-class OneHotCodec:
-    """One of n choices as n numbers, of which one is 1."""
+
+class FloatImageCodec(ImageCodec):
+    """Images of floats in [0, 1]; they stay floats."""
 
     dtype = "float32"
+    words = "float image"
 
-    def __init__(self, n: int, start: int) -> None:
-        self.shape: tuple[int, ...] = (n,)
-        self.start = start
+    def is_batch(self, obs: object) -> bool:
+        """By its shape; numbers outside [0, 1] are refused."""
+        numbers = _numbers(obs)
+        if numbers.size and not 0 <= numbers.min() <= numbers.max() <= 1:
+            raise UsageError(
+                "observation: expected an image of floats from 0 to 1, found numbers from "
+                f"{numbers.min():g} to {numbers.max():g}; if they are bytes, divide them by 255"
+            )
+        return _is_batch(numbers, self._raw_shape)
+
+
+class OneHotCodec:
+    """Choices, each one of n as n numbers of which one is 1, side by side."""
+
+    dtype = "float32"
+    frames = 1
+    parts: tuple[Part, ...] = ()
+
+    def __init__(self, shape: tuple[int, ...], counts: np.ndarray, starts: np.ndarray) -> None:
+        self._raw_shape = shape  # of the choices; () for a single one
+        self._counts, self._starts = counts.astype(np.int64), starts.astype(np.int64)
+        self._offsets = np.cumsum(self._counts) - self._counts
+        self.shape: tuple[int, ...] = (int(counts.sum()),)
 
     def encode(self, obs: object) -> np.ndarray:
         """A row of zeros and a one per choice."""
-        choice = np.asarray(obs, dtype=np.int64) - self.start
-        if ((choice < 0) | (choice >= self.shape[0])).any():  # a negative index would be taken
+        choices = np.asarray(obs, dtype=np.int64)
+        choices = choices.reshape(len(choices), -1) - self._starts
+        if ((choices < 0) | (choices >= self._counts)).any():  # a negative index would be taken
             raise EnvError(self._out_of_range(obs))
-        rows = np.zeros((len(choice), *self.shape), np.float32)
-        rows[np.arange(len(choice)), choice] = 1.0
+        rows = np.zeros((len(choices), *self.shape), np.float32)
+        rows[np.arange(len(choices))[:, None], choices + self._offsets] = 1.0
         return rows
 
     def batched(self, obs: object) -> object:
@@ -207,46 +306,118 @@ class OneHotCodec:
     def is_batch(self, obs: object) -> bool:
         """By its shape; a number that is no choice is refused."""
         numbers = _numbers(obs)
-        whole = numbers == np.floor(numbers)
-        inside = (numbers >= self.start) & (numbers < self.start + self.shape[0])
+        batch = _is_batch(numbers, self._raw_shape)
+        choices = numbers.reshape(-1, len(self._counts))
+        whole = choices == np.floor(choices)
+        inside = (choices >= self._starts) & (choices < self._starts + self._counts)
         if not (whole & inside).all():
             raise UsageError(self._out_of_range(obs))
-        return _is_batch(numbers, ())
+        return batch
+
+    def described(self) -> str:
+        """How many choices."""
+        choices = " and ".join(str(count) for count in self._counts[:4])
+        return f"one of {choices}{' and more' * (len(self._counts) > 4)} choices, one-hot"
 
     def _out_of_range(self, obs: object) -> str:
-        last = self.start + self.shape[0] - 1
-        return f"observation: expected integers from {self.start} to {last}, found {str(obs)[:80]}"
+        ranges = [
+            f"{first} to {first + count - 1}"
+            for first, count in zip(self._starts, self._counts, strict=True)
+        ]
+        return f"observation: expected integers from {', '.join(ranges[:4])}, found {str(obs)[:80]}"
 
 
-class DictCodec:
-    """The vectors of several spaces side by side, in the order of `parts`."""
+class PartsCodec:
+    """The parts of a Dict or Tuple in one row, as `laid_out` places them."""
 
-    dtype = "float32"
+    def __init__(self, codecs: dict[tuple[Any, ...], ObservationCodec]) -> None:
+        self._codecs = codecs
+        names = ["/".join(str(key) for key in path) for path in codecs]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise IncompatibleEnv(
+                f"observation: expected different names for all parts, found two parts {twice!r}; "
+                "rename a key"
+            )
+        parts = [
+            Part(name=name, shape=codec.shape, dtype=codec.dtype, frames=codec.frames)
+            for name, codec in zip(names, codecs.values(), strict=True)
+        ]
+        self.parts, length, self.dtype = laid_out(parts)
+        self.shape: tuple[int, ...] = (length,)
+        self.frames = max(part.frames for part in self.parts)
+        self._places = [self._named(name) for name in names]
+        self._side_by_side = not any(part.is_image for part in self.parts)
 
-    def __init__(self, parts: dict[str, ObservationCodec]) -> None:
-        self.parts = parts
-        self.shape: tuple[int, ...] = (sum(part.shape[0] for part in parts.values()),)
+    def _named(self, name: str) -> Part:
+        return next(part for part in self.parts if part.name == name)
 
     def encode(self, obs: Any) -> np.ndarray:
         """One row per environment."""
-        return np.concatenate([part.encode(obs[key]) for key, part in self.parts.items()], 1)
+        values = [part.encode(_at(obs, path)) for path, part in self._codecs.items()]
+        if self._side_by_side:
+            return np.concatenate(values, 1)
+        rows = np.zeros((len(values[0]), *self.shape), self.dtype)
+        for value, place in zip(values, self._places, strict=True):
+            part_array(rows, place)[...] = value
+        return rows
 
     def batched(self, obs: Any) -> object:
-        """Each entry as a batch of one."""
-        return {key: part.batched(obs[key]) for key, part in self.parts.items()}
+        """Each part as a batch of one, by its path."""
+        return _Batched({path: part.batched(_at(obs, path)) for path, part in self._codecs.items()})
 
     def is_batch(self, obs: object) -> bool:
-        """All entries must agree."""
-        if not isinstance(obs, dict) or obs.keys() != self.parts.keys():
-            found = list(obs) if isinstance(obs, dict) else type(obs).__name__
-            raise UsageError(f"observation: expected the keys {list(self.parts)}, found {found}")
-        batched = [part.is_batch(obs[key]) for key, part in self.parts.items()]
+        """All parts must agree."""
+        for path in self._codecs:
+            self._check_keys(obs, path)
+        values = {path: _at(obs, path) for path in self._codecs}
+        batched = [part.is_batch(values[path]) for path, part in self._codecs.items()]
         if any(batched) != all(batched):
             raise UsageError("observation: some entries are batches and some are not")
-        sizes = {len(obs[key]) for key in self.parts} if all(batched) else {1}
+        sizes = {len(value) for value in values.values()} if all(batched) else {1}
         if len(sizes) > 1:
             raise UsageError(f"observation: the entries are batches of {sorted(sizes)} rows")
         return all(batched)
+
+    def _check_keys(self, obs: Any, path: tuple[Any, ...]) -> None:
+        """Refuse an observation whose keys are not those of the space on the way to a part."""
+        for depth in range(len(path)):
+            before = path[:depth]
+            known = dict.fromkeys(p[depth] for p in self._codecs if p[:depth] == before)
+            inner, where = _at(obs, before), "".join(f"[{key!r}]" for key in before)
+            if isinstance(path[depth], int):
+                if not isinstance(inner, (tuple, list)) or len(inner) != len(known):
+                    found = described(inner)
+                    wanted = f"a tuple of {len(known)}"
+                    raise UsageError(f"observation{where}: expected {wanted}, found {found}")
+            elif not isinstance(inner, dict) or inner.keys() != known.keys():
+                found = str(list(inner)) if isinstance(inner, dict) else type(inner).__name__
+                raise UsageError(
+                    f"observation{where}: expected the keys {list(known)}, found {found}"
+                )
+
+    def described(self) -> str:
+        """Each part by its name."""
+        words = (part.described() for part in self._codecs.values())
+        names = (place.name for place in self._places)
+        return ", ".join(f"{name}: {text}" for name, text in zip(names, words, strict=True))
+
+
+class _Batched(dict[tuple[Any, ...], Any]):
+    """Parts of observations by their paths."""
+
+
+def _at(obs: Any, path: tuple[Any, ...]) -> Any:
+    """The part of an observation that its keys lead to."""
+    if isinstance(obs, _Batched):
+        return obs[path]
+    for key in path:
+        obs = obs[key]
+    return obs
+
+
+def _by(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape))
 
 
 def _numbers(obs: object) -> np.ndarray:
@@ -376,6 +547,8 @@ def space_to_plain(space: spaces.Space[Any]) -> dict[str, Any]:
     if isinstance(space, spaces.Dict):
         parts = [[key, space_to_plain(space[key])] for key in ordered_keys(space)]
         return {"type": "Dict", "spaces": parts}
+    if isinstance(space, spaces.Tuple):
+        return {"type": "Tuple", "spaces": [space_to_plain(part) for part in space.spaces]}
     assert isinstance(space, spaces.Box), space
     shape = list(space.shape)
     return {"type": "Box", "shape": shape, "low": space.low, "high": space.high, "dtype": dtype}
@@ -407,6 +580,8 @@ def _space(plain: dict[str, Any]) -> spaces.Space[Any]:
         return spaces.MultiBinary(n)
     if kind == "Dict":
         return spaces.Dict([(_text(key), _space(part)) for key, part in plain["spaces"]])
+    if kind == "Tuple":
+        return spaces.Tuple([_space(part) for part in plain["spaces"]])
     if kind != "Box":
         raise ValueError(f"there is no space {kind!r:.40}")
     low, high, shape = _array(plain["low"]), _array(plain["high"]), tuple(plain["shape"])

@@ -11,11 +11,11 @@ from gymnasium.wrappers import FrameStackObservation, MaxAndSkipObservation, Rep
 
 
 def frames_of(env: gym.Env[Any, Any]) -> int:
-    """As `PixelObservation` says it, or Gymnasium's wrapper of images without colours; else 1.
+    """As `PixelObservation` or Gymnasium's `FrameStackObservation` says it; else 1.
 
     It is 1 too if a wrapper around them takes several of their steps at once.
     """
-    shape, layer = env.observation_space.shape, env
+    space, layer = env.observation_space, env
     while isinstance(layer, gym.Wrapper):
         if isinstance(layer, (RepeatAction, MaxAndSkipObservation)):
             return 1
@@ -23,8 +23,7 @@ def frames_of(env: gym.Env[Any, Any]) -> int:
         if getattr_static(layer, "stacked_frames", None) is not None:
             return int(layer.stacked_frames)  # type: ignore[attr-defined] # as was just tested
         if isinstance(layer, FrameStackObservation):
-            plain = layer.observation_space.shape == shape and len(shape or ()) == 3
-            return layer.stack_size if plain else 1
+            return layer.stack_size if layer.observation_space == space else 1
         layer = layer.env
     return int(getattr(layer, "stacked_frames", 1))
 

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.vector.utils import concatenate
+from gymnasium.vector.utils import concatenate, iterate
 
 from rl_training.envs.contract import answer_problem, answer_problems, observation_problem
 from rl_training.envs.masks import KEY
@@ -251,7 +251,7 @@ class OneOfVector(gym.Env[Any, Any]):
     ) -> tuple[Any, dict[str, Any]]:
         """The first observation of an episode."""
         obs, info = self._venv.reset(seed=seed, options=options)
-        return obs[0], _with_its_mask(info)
+        return self._only(obs), _with_its_mask(info)
 
     def step(self, action: object) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """What the environment answers; whether an episode's end shows its last observation or the
@@ -260,7 +260,12 @@ class OneOfVector(gym.Env[Any, Any]):
         actions = np.asarray(action, self.action_space.dtype)[None]
         obs, reward, terminated, truncated, info = self._venv.step(actions)
         ends = bool(terminated[0]), bool(truncated[0])
-        return obs[0], float(reward[0]), *ends, _with_its_mask(info)
+        return self._only(obs), float(reward[0]), *ends, _with_its_mask(info)
+
+    def _only(self, obs: Any) -> Any:
+        if isinstance(obs, np.ndarray):
+            return obs[0]
+        return next(iter(iterate(self._venv.observation_space, obs)))
 
     def render(self) -> Any:
         """The image of the one environment."""

@@ -17,7 +17,7 @@ from rl_training.config.base import is_placeholder
 from rl_training.config.hyper_parameters import HyperParameters
 from rl_training.config.imports import import_factory
 from rl_training.config.train_config import TrainConfig
-from rl_training.data.normalization import NoNormalizer, Normalizer, ObservationNormalizer
+from rl_training.data.normalization import NoNormalizer, Normalizer, observation_normalizer
 from rl_training.data.types import Clock, EnvSpec, PolicyState
 from rl_training.envs.masks import MaskProblem, predicted_masks
 from rl_training.envs.spaces import SpaceAdapter, action_kind, space_from_plain, space_to_plain
@@ -225,12 +225,12 @@ def build_agent(
         )
     normalizer: Normalizer = NoNormalizer()
     if config.normalize_observations:
-        if adapter.spec.obs_dtype == "uint8":
+        if not adapter.spec.vector_dim:
             raise ConfigError(
                 f"normalize_observations: expected vectors, found the images of "
                 f"{adapter.spec.env_id}; networks of images scale them themselves: leave it out"
             )
-        normalizer = ObservationNormalizer(adapter.spec.obs_shape)
+        normalizer = observation_normalizer(adapter.spec)
     agent = Agent(spec, adapter, algorithm, normalizer)
     agent.clock = Clock(0, config.total_timesteps, spec.loop.learning_starts(hyper))
     return agent

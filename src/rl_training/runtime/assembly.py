@@ -204,6 +204,7 @@ def build(plan: RunPlan, calls: EnvCalls | None = None) -> Components:
             frames=stacked_frames(envs),
             masked=environments.gives_masks(envs),
         )
+        _announce_observation(adapter)
         agent = build_agent(plan.spec, plan.config, plan.hyper, adapter, plan.checkpoint)
         buffer = plan.spec.component("buffer").build(
             adapter.spec,
@@ -319,6 +320,13 @@ def _announce(buffer: Any, level: ResumeLevel) -> None:
         logger.info("resume level: exact")
     else:
         logger.warning("resume level: %s (%s)", level.level, level.reason)
+
+
+def _announce_observation(adapter: SpaceAdapter) -> None:
+    """Say what is learned from, if the environment gives it in another form."""
+    plain = adapter.observation.shape == adapter.spec.obs_shape or not adapter.spec.has_images
+    if not plain:
+        logger.info("observation: %s", adapter.described())
 
 
 def _announce_masks(collector: Collector) -> None:

@@ -106,6 +106,7 @@ class Collector(Stateful):
         self._all_rows = np.ones(self.num_envs, np.bool_)
         self._masked = adapter.spec.masked
         self._legal: np.ndarray | None = None  # of the observations to act on
+        self._has_float_bytes = adapter.spec.float_bytes > 0
 
     def reset(self, seeds: list[int], state: PolicyState) -> None:
         """Start new episodes everywhere, each environment with its seed."""
@@ -263,8 +264,9 @@ class Collector(Stateful):
         self._lengths[done] = 0
 
     def _require_finite(self, obs: np.ndarray) -> np.ndarray:
-        if obs.dtype.kind == "f" and np.count_nonzero(np.isfinite(obs)) < obs.size:
-            self._refuse("observation", ~np.isfinite(obs.reshape(len(obs), -1)).all(1))
+        numbers = self.adapter.spec.floats(obs) if self._has_float_bytes else obs
+        if numbers.dtype.kind == "f" and np.count_nonzero(np.isfinite(numbers)) < numbers.size:
+            self._refuse("observation", ~np.isfinite(numbers.reshape(len(obs), -1)).all(1))
         return obs
 
     def _checked_reward(self, reward: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -343,7 +345,8 @@ class Collector(Stateful):
         ]
         self.episodes.clear()
         self.episodes.extend(episodes)
-        for name, array in (("obs", self._obs), ("returns", self._returns)):
+        numbers = self.adapter.spec.floats(self._obs)
+        for name, array in (("obs", numbers), ("returns", self._returns)):
             if not np.isfinite(array).all():
                 raise CheckpointError(f"{name}: expected finite numbers, found others")
 

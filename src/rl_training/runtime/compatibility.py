@@ -12,13 +12,16 @@ if TYPE_CHECKING:
     import gymnasium as gym
 
 _PLAIN = {
-    "vector": "Box vectors, Discrete, flat Dict",
-    "image": "channel-first uint8 images",
+    "vector": "Box vectors, Discrete",
+    "image": "images",
     "discrete": "Discrete",
     "continuous": "one-dimensional bounded Box of floats",
     "multi_discrete": "one-dimensional MultiDiscrete",
     "multi_binary": "one-dimensional MultiBinary",
 }
+
+
+_NO_FIXED_SIZE = ("Graph", "OneOf", "Sequence", "Text")
 
 
 def check_spaces(
@@ -41,11 +44,16 @@ def check_spaces(
 
 def in_plain_words(kinds: frozenset[str]) -> str:
     """Kinds of space as people call them."""
-    names = {_PLAIN.get(name, name) for name in kinds - {"unbounded"}}
+    names = {_PLAIN.get(name, name) for name in kinds - {"unbounded", "parts"}}
     if "continuous_array" in kinds:
         names -= {"continuous_array", _PLAIN["continuous"]}
         names.add("Box of floats" if "unbounded" in kinds else "bounded Box of floats")
-    return ", ".join(sorted(names))
+    listed = sorted(names)
+    if "vector" in kinds:
+        listed.append("Dict or Tuple of them")
+    elif "parts" in kinds:
+        listed.append("Dict or Tuple with images")
+    return ", ".join(listed)
 
 
 def _advice(what: str, kinds: tuple[str, str], taken: frozenset[str]) -> str:
@@ -57,10 +65,16 @@ def _advice(what: str, kinds: tuple[str, str], taken: frozenset[str]) -> str:
     advice = f"Algorithms that would work: {', '.join(fitting)}." if fitting else ""
     if what == "observations" and kinds[0] == "other image" and "image" in taken:
         return (
-            "Images have to be uint8 with their channels first, (channels, height, width), "
-            "and have fewer channels than rows and columns. In Python Gymnasium's "
-            "TransformObservation turns them; larger images or a shorter stack have room for more "
-            "channels."
+            "Images have to be uint8, or floats bounded by 0 and 1, with their channels first or "
+            "last, and have fewer channels than rows and columns. In Python Gymnasium's "
+            "TransformObservation turns others into such images; larger images or a shorter stack "
+            "have room for more channels."
+        )
+    if what == "observations" and kinds[0] in _NO_FIXED_SIZE:
+        return (
+            f"{kinds[0]} has no fixed number of values, which every network here needs. "
+            "In Python Gymnasium's TransformObservation encodes it in a Box, and FilterObservation "
+            "leaves parts of a Dict out."
         )
     if what == "observations" and taken == {"image"}:
         return (

@@ -15,7 +15,7 @@ DQN_SPEC = AlgorithmSpec(
     algorithm=Lazy("rl_training.algorithms.dqn:DQN"),
     buffer=Lazy("rl_training.data.prioritized_replay:OptionallyPrioritized"),
     loop=OFF_POLICY,
-    observations=frozenset({"vector", "image"}),
+    observations=frozenset({"vector", "image", "parts"}),
     actions=frozenset({"discrete"}),
     explains=True,
 )

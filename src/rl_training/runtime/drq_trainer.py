@@ -14,7 +14,7 @@ DRQ_SPEC = replace(
     hyper=DrQConfig,
     model=Lazy("rl_training.models.cnn.drq:CNNDrQModel.build"),
     algorithm=Lazy("rl_training.algorithms.drq:DrQ"),
-    observations=frozenset({"image"}),
+    observations=frozenset({"image", "parts"}),
     actions=frozenset({"continuous"}),
 )
 

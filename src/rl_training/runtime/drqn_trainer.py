@@ -9,11 +9,11 @@ DRQN_SPEC = AlgorithmSpec(
     title="Deep recurrent Q-network",
     paper="Hausknecht & Stone, 2015",
     hyper=DRQNConfig,
-    model=Lazy("rl_training.models.recurrent.lstm_q_network:LSTMQNetwork.build"),
+    model=Lazy("rl_training.models.cnn.image_networks:recurrent_q_network"),
     algorithm=Lazy("rl_training.algorithms.drqn:DRQN"),
     buffer=Lazy("rl_training.data.recurrent_replay_buffer:RecurrentReplayBuffer"),
     loop=OFF_POLICY,
-    observations=frozenset({"vector"}),
+    observations=frozenset({"vector", "image", "parts"}),
     actions=frozenset({"discrete"}),
 )
 

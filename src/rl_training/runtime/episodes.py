@@ -151,7 +151,7 @@ class EpisodePlayer:
         # An agent that was not trained yet does not know whether there are masks.
         self._masked |= self._adapter.spec.maskable and masks.KEY in info
         self._take_mask(row, "reset", info, episode, seed)
-        return self._finite("observation", first_obs)
+        return self._finite_obs(first_obs)
 
     def _step(
         self, row: int, episode: int, action: np.ndarray, seed: int
@@ -170,7 +170,11 @@ class EpisodePlayer:
         self._finite("reward", np.asarray(step.reward))
         if not (step.terminated or step.truncated):
             self._take_mask(row, "step", info, episode, seed)
-        return self._finite("observation", next_obs), step
+        return self._finite_obs(next_obs), step
+
+    def _finite_obs(self, obs: np.ndarray) -> np.ndarray:
+        self._finite("observation", self._adapter.spec.floats(obs))
+        return obs
 
     def _take_mask(
         self, row: int, call: str, info: dict[str, Any], episode: int, seed: int

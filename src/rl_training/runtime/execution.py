@@ -67,7 +67,8 @@ def set_execution(
     wanted = saved.execution if saved else config.execution
     if wanted == "auto":
         long = planned_updates >= COMPILE_FROM_UPDATES
-        compiles = algorithm.compiles and not has_loss_kernels(algorithm)  # these are faster
+        compiles = algorithm.compiles and not algorithm.reads_names()
+        compiles = compiles and not has_loss_kernels(algorithm)  # these are faster
         wanted = "compiled" if long and compiles else "eager"
     if wanted == "compiled":
         _compile(algorithm)
@@ -88,6 +89,9 @@ def _compile(algorithm: Algorithm) -> None:
     if not algorithm.compiles:
         name = type(algorithm).__name__
         logger.warning("execution: eager; torch.compile does not speed up %s", name)
+        return
+    if algorithm.reads_names():
+        logger.warning("execution: eager; a network that reads parts by name is not compiled")
         return
     reason = _compiler_error(algorithm.device)
     if reason is None:

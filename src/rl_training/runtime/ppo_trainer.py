@@ -13,7 +13,7 @@ PPO_SPEC = AlgorithmSpec(
     algorithm=Lazy("rl_training.algorithms.ppo:PPO"),
     buffer=Lazy("rl_training.data.rollout_buffer:RolloutBuffer"),
     loop=ON_POLICY,
-    observations=frozenset({"vector", "image"}),
+    observations=frozenset({"vector", "image", "parts"}),
     actions=frozenset(
         {
             "discrete",

@@ -1,4 +1,4 @@
-"""Recurrent PPO's registry entry; vector observations only."""
+"""Recurrent PPO's registry entry."""
 
 from dataclasses import replace
 
@@ -11,9 +11,8 @@ RECURRENT_PPO_SPEC = replace(
     name="recurrent_ppo",
     title="Recurrent proximal policy optimisation",
     hyper=RecurrentPPOConfig,
-    model=Lazy("rl_training.models.recurrent.actor_critic:RecurrentActorCritic.build"),
+    model=Lazy("rl_training.models.cnn.image_networks:recurrent_actor_critic"),
     algorithm=Lazy("rl_training.algorithms.recurrent_ppo:RecurrentPPO"),
-    observations=frozenset({"vector"}),
 )
 
 train_recurrent_ppo = trainer(RECURRENT_PPO_SPEC)

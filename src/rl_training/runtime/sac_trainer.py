@@ -9,11 +9,11 @@ SAC_SPEC = AlgorithmSpec(
     title="Soft actor-critic",
     paper="Haarnoja et al., 2018",
     hyper=SACConfig,
-    model=Lazy("rl_training.models.mlp_actor_q_ensemble:MLPActorQEnsemble.build"),
+    model=Lazy("rl_training.models.cnn.image_networks:actor_q_ensemble"),
     algorithm=Lazy("rl_training.algorithms.sac:SAC"),
     buffer=Lazy("rl_training.data.replay_buffer:ReplayBuffer"),
     loop=OFF_POLICY,
-    observations=frozenset({"vector"}),
+    observations=frozenset({"vector", "image", "parts"}),
     actions=frozenset({"continuous", "continuous_array"}),
 )
 

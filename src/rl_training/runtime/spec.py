@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rl_training.runtime.result import TrainResult
     from rl_training.runtime.training_run import TrainingRun
 
-OBSERVATIONS = frozenset({"vector", "image"})
+OBSERVATIONS = frozenset({"vector", "image", "parts"})
 ACTIONS = frozenset(
     {"discrete", "continuous", "continuous_array", "unbounded", "multi_discrete", "multi_binary"}
 )

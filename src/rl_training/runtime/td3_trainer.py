@@ -12,7 +12,7 @@ TD3_SPEC = replace(
     title="Twin delayed deterministic policy gradient",
     paper="Fujimoto et al., 2018",
     hyper=TD3Config,
-    model=Lazy("rl_training.models.mlp_actor_q_ensemble:MLPActorQEnsemble.build_deterministic"),
+    model=Lazy("rl_training.models.cnn.image_networks:deterministic_actor_q_ensemble"),
     algorithm=Lazy("rl_training.algorithms.td3:TD3"),
 )
 

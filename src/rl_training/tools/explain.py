@@ -93,7 +93,7 @@ def action_returns(algorithm: Any, obs: np.ndarray) -> ActionReturns:
     """What a value-based algorithm expects of each action; `obs` [1, D] as its network sees it."""
     algorithm.set_training(algorithm.policy_network, False)
     with torch.no_grad():
-        output = algorithm.policy_network(algorithm.tensor(obs))
+        output = algorithm.policy_network(algorithm.obs_tensor(obs))
         q_values = algorithm.q_values(output)[0].cpu().numpy()
     if not np.isfinite(q_values).all():
         raise NonFiniteError(

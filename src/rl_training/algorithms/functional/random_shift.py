@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rl_training.data.generators import NumpyGenerator
+from rl_training.data.observations import Part, part_tensor
 from rl_training.data.types import expect_shapes
 from rl_training.errors import ConfigError
 
@@ -36,20 +37,35 @@ def _repeated(size: int, pad: int, like: Tensor) -> Tensor:
 
 
 class RandomShifts(NumpyGenerator):
-    """Shifts by up to `pad` pixels along each axis, for each image anew."""
+    """Shifts by up to `pad` pixels along each axis, for each image anew.
 
-    def __init__(self, seed: int, pad: int, shape: Sequence[int]) -> None:
+    Observations are images of that shape, or rows of `parts`, of which the images are shifted.
+    """
+
+    def __init__(
+        self, seed: int, pad: int, shape: Sequence[int], parts: Sequence[Part] = ()
+    ) -> None:
         super().__init__(seed)
-        if pad >= min(shape[1:]):
-            raise ConfigError(
-                f"algo_kwargs.pad: expected less than the {shape[1]} x {shape[2]} pixels of an "
-                f"image, found {pad}: nothing would be left of it"
-            )
+        self._images = [part for part in parts if part.is_image]
+        for _, height, width in [part.shape for part in self._images] or [shape]:
+            if pad >= min(height, width):
+                raise ConfigError(
+                    f"algo_kwargs.pad: expected less than the {height} x {width} pixels of an "
+                    f"image, found {pad}: nothing would be left of it"
+                )
         self._pad = pad
         self.shift = random_shift
 
-    def __call__(self, images: Tensor, times: int = 1) -> Tensor:
-        """The images `times` times, one round after the other, each shifted anew."""
-        images = images.repeat(times, 1, 1, 1) if times > 1 else images
+    def __call__(self, obs: Tensor, times: int = 1) -> Tensor:
+        """The observations `times` times, one round after the other, each image shifted anew."""
+        if not self._images:
+            return self._shifted(obs.repeat(times, 1, 1, 1) if times > 1 else obs)
+        rows = obs.repeat(times, 1)
+        for part in self._images:
+            images = part_tensor(rows, part)
+            images.copy_(self._shifted(images))
+        return rows
+
+    def _shifted(self, images: Tensor) -> Tensor:
         offsets = self.numpy.integers(0, 2 * self._pad + 1, (len(images), 2))
         return self.shift(images, torch.from_numpy(offsets).to(images.device), self._pad)

@@ -14,6 +14,8 @@ from rl_training.models.cnn.encoders import (
     ENCODERS,
     Convolutions,
     NormalizedFeatures,
+    PartConvolutions,
+    image_encoder,
     init_orthogonal,
 )
 
@@ -29,7 +31,7 @@ class PixelActor(nn.Module):
 
     def __init__(
         self,
-        convolutions: Convolutions,
+        convolutions: Convolutions | PartConvolutions,
         action_dim: int,
         hidden_sizes: Sequence[int],
         *,
@@ -44,8 +46,9 @@ class PixelActor(nn.Module):
             hooks: Any = self  # torch has no types for them
             hooks.register_state_dict_post_hook(_save_borrowed)
             hooks.register_load_state_dict_pre_hook(_load_borrowed)
-        self.features = NormalizedFeatures(convolutions.size, features)
-        self.layers = MLP((features, *hidden_sizes, 2 * action_dim))
+        beside = convolutions.beside
+        self.features = NormalizedFeatures(convolutions.size, features, beside=beside)
+        self.layers = MLP((self.features.size, *hidden_sizes, 2 * action_dim))
 
     def forward(self, images: Tensor) -> Tensor:
         """Outputs for uint8 images (batch, channels, height, width)."""
@@ -74,7 +77,7 @@ class PixelCritics(nn.Module):
 
     def __init__(
         self,
-        convolutions: Convolutions,
+        convolutions: Convolutions | PartConvolutions,
         action_dim: int,
         hidden_sizes: Sequence[int],
         *,
@@ -83,8 +86,10 @@ class PixelCritics(nn.Module):
     ) -> None:
         super().__init__()
         self.convolutions = convolutions
-        self.features = NormalizedFeatures(convolutions.size, features)
-        self.layers = EnsembleMLP(num_critics, (features + action_dim, *hidden_sizes, 1))
+        beside = convolutions.beside
+        self.features = NormalizedFeatures(convolutions.size, features, beside=beside)
+        inputs = self.features.size + action_dim
+        self.layers = EnsembleMLP(num_critics, (inputs, *hidden_sizes, 1))
 
     def forward(self, images: Tensor, action: Tensor) -> Tensor:
         """Values of all critics."""
@@ -104,7 +109,7 @@ class CNNDrQModel(nn.Module):
     def build(cls, spec: EnvSpec, hyper: DrQConfig) -> CNNDrQModel:
         """The networks for an environment, as the hyper-parameters size them."""
         layers = ENCODERS[hyper.encoder]
-        convolutions = Convolutions(spec.obs_shape, layers)
+        convolutions = image_encoder(spec, layers)
         critics = PixelCritics(
             convolutions,
             spec.action_dim,
@@ -113,7 +118,7 @@ class CNNDrQModel(nn.Module):
             num_critics=hyper.num_critics,
         )
         if not hyper.tied_convolutions:
-            convolutions = Convolutions(spec.obs_shape, layers)
+            convolutions = image_encoder(spec, layers)
         actor = PixelActor(
             convolutions,
             spec.action_dim,

@@ -14,6 +14,8 @@ from rl_training.models.cnn.encoders import (
     ENCODERS,
     Convolutions,
     NormalizedFeatures,
+    PartConvolutions,
+    image_encoder,
     init_orthogonal,
 )
 
@@ -25,11 +27,17 @@ class FeatureActor(nn.Module):
     """Actions (batch, action_dim) in [-1, 1] for the encoder's features."""
 
     def __init__(
-        self, inputs: int, action_dim: int, hidden_sizes: Sequence[int], *, features: int = 50
+        self,
+        inputs: int,
+        action_dim: int,
+        hidden_sizes: Sequence[int],
+        *,
+        features: int = 50,
+        beside: int = 0,
     ) -> None:
         super().__init__()
-        self.features = NormalizedFeatures(inputs, features)
-        self.layers = MLP((features, *hidden_sizes, action_dim))
+        self.features = NormalizedFeatures(inputs, features, beside=beside)
+        self.layers = MLP((self.features.size, *hidden_sizes, action_dim))
 
     def forward(self, features: Tensor) -> Tensor:
         """Actions."""
@@ -46,11 +54,13 @@ class FeatureCritics(nn.Module):
         hidden_sizes: Sequence[int],
         *,
         features: int = 50,
+        beside: int = 0,
         num_critics: int = 2,
     ) -> None:
         super().__init__()
-        self.features = NormalizedFeatures(inputs, features)
-        self.layers = EnsembleMLP(num_critics, (features + action_dim, *hidden_sizes, 1))
+        self.features = NormalizedFeatures(inputs, features, beside=beside)
+        inputs = self.features.size + action_dim
+        self.layers = EnsembleMLP(num_critics, (inputs, *hidden_sizes, 1))
 
     def forward(self, features: Tensor, action: Tensor) -> Tensor:
         """Values."""
@@ -61,7 +71,12 @@ class FeatureCritics(nn.Module):
 class CNNDrQv2Model(nn.Module):
     """An encoder, and an actor and critics behind it."""
 
-    def __init__(self, encoder: Convolutions, actor: FeatureActor, critics: FeatureCritics) -> None:
+    def __init__(
+        self,
+        encoder: Convolutions | PartConvolutions,
+        actor: FeatureActor,
+        critics: FeatureCritics,
+    ) -> None:
         super().__init__()
         self.encoder, self.actor, self.critics = encoder, actor, critics
 
@@ -69,11 +84,11 @@ class CNNDrQv2Model(nn.Module):
     def build(cls, spec: EnvSpec, hyper: DrQv2Config) -> CNNDrQv2Model:
         """The networks for an environment, as the hyper-parameters size them."""
         layers = ENCODERS[hyper.encoder]
-        encoder = Convolutions(spec.obs_shape, layers, centered=True)
+        encoder = image_encoder(spec, layers, centered=True)
         sizes = encoder.size, spec.action_dim, hyper.hidden_sizes
-        features = hyper.feature_size
-        critics = FeatureCritics(*sizes, features=features, num_critics=hyper.num_critics)
-        model = cls(encoder, FeatureActor(*sizes, features=features), critics)
+        options = {"features": hyper.feature_size, "beside": encoder.beside}
+        critics = FeatureCritics(*sizes, num_critics=hyper.num_critics, **options)
+        model = cls(encoder, FeatureActor(*sizes, **options), critics)
         init_orthogonal(model)
         return model
 

@@ -20,9 +20,11 @@ from rl_training.config.train_config import TrainConfig
 from rl_training.envs.factory import NOTHING, Env, Venv, Wrapper, make_env, make_vector_env
 from rl_training.envs.snapshots import probe
 from rl_training.envs.snapshots.vector import ResumeLevel, resume_level
+from rl_training.envs.spaces import observation_codec, observation_kind
 from rl_training.envs.stacking import frames_of
 from rl_training.errors import EnvError, UsageError
 from rl_training.experiment.registry import get_spec, resolve_config
+from rl_training.runtime.spec import OBSERVATIONS
 from rl_training.runtime.spec_table import packaged_specs
 from rl_training.tools.doctor.contract import SEED, Play, contract_findings, random_play
 from rl_training.tools.doctor.report import Finding, Mark, has_errors, show_report
@@ -123,6 +125,7 @@ def check_environment(
                 frames=frames_of(env),
                 masked=bool(play.masks),
             )
+            findings += observation_findings(env)
             findings += [*resume_findings(resume), speed_finding(play), *fit_findings(fits)]
     findings.append(verdict(findings))
     return EnvCheck(findings=findings, play=play, fits=fits, resume=resume)
@@ -235,6 +238,14 @@ def resume_findings(resume: ResumeLevel | None) -> list[Finding]:
         return [Finding("note", "resume", text)]
     marks: dict[str, Mark] = {"exact": "ok", "boundary": "note", "statistical": "warning"}
     return [Finding(marks[resume.level], "resume", f"{resume.level}: {resume.reason}")]
+
+
+def observation_findings(env: Env) -> list[Finding]:
+    """What is learned from, if any algorithm takes it."""
+    if observation_kind(env.observation_space) not in OBSERVATIONS:
+        return []  # the findings about algorithms say why
+    codec = observation_codec(env.observation_space, frames_of(env))
+    return [Finding("ok", "observation", codec.described())]
 
 
 def speed_finding(play: Play) -> Finding:

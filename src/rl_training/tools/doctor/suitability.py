@@ -156,6 +156,8 @@ def _plain_observation(space: spaces.Space[Any]) -> Any:
         return np.clip(np.zeros(space.shape, space.dtype), space.low, space.high)
     if isinstance(space, spaces.Dict):
         return {key: _plain_observation(part) for key, part in space.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_plain_observation(part) for part in space.spaces)
     return space.sample()
 
 
@@ -177,7 +179,7 @@ def seconds_per_step(
     spec: AlgorithmSpec, observation: spaces.Space[Any], action: spaces.Space[Any]
 ) -> float:
     """Acting, storing and updating with default settings, per environment transition."""
-    images = observation_kind(observation) == "image"
+    images = observation_kind(observation) in ("image", "parts")
     steps, hyper = spec.loop.short_run(spec.hyper(), images)
     watch = _SecondHalf()
     with tempfile.TemporaryDirectory() as folder, _quiet():
