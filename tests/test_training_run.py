@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,31 @@ def test_a_level_that_falls_is_recorded_and_nothing_claims_to_be_exact(
     metadata = json.loads((run_dir / "metadata.json").read_text())
     assert metadata["resume_level"] == "statistical"
     assert "file" in metadata["resume_level_reason"]
+
+
+class Moving(CountingEnv):
+    """Changes the working directory in its 30th step."""
+
+    def step(self, action: int) -> Any:
+        self.steps = getattr(self, "steps", 0) + 1
+        if self.steps == 30:
+            os.chdir("/")
+        return super().step(action)
+
+
+def test_an_environment_that_changes_the_working_directory_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = tiny_config("dqn", Path("runs"), env_id=Moving, checkpoint_interval=50)
+    with pytest.raises(TrainingInterrupted) as caught:
+        train_dqn(config, callbacks=[StopAt(60)])
+    run_dir = caught.value.result.run_dir
+    assert run_dir.parent == tmp_path / "runs"
+    monkeypatch.chdir(tmp_path)
+    result = train_dqn(config, resume=run_dir.relative_to(tmp_path))
+    assert (result.status, result.run_dir) == ("finished", run_dir)
+    assert find_checkpoint(run_dir).env_steps == 240
 
 
 class DrawsWhenBuilt(CountingEnv):

@@ -97,7 +97,7 @@ def train(
         num_envs = components.collector.num_envs
         updates = spec.loop.planned_updates(hyper, config.total_timesteps, num_envs)
         set_execution(components.agent.algorithm, config, hyper.batch_size, updates, checkpoint)
-        directory = origin.directory or new_directory(spec, config, auto_resume=auto_resume)
+        directory = origin.directory or new_directory(spec, config, origin, auto_resume=auto_resume)
         if origin.directory is None:
             stack.enter_context(RunLock(directory))
         log = stack.enter_context(closing(MetricsLog(directory, resume_from=origin.metrics_log)))
