@@ -128,7 +128,9 @@ class QuickSyncVectorEnv(SeedRecord, SyncVectorEnv[Any, Any]):
                 )
                 infos = self._add_info(infos, info, i)
             self._observations = self._joined()
-        except (Exception, SystemExit) as error:  # its exit() must not end the run unsaved
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # an exit() or a panic must not end the run unsaved
             raise self._failure("reset", error) from error
         for flags in (self._terminations, self._truncations, self._autoreset_envs):
             flags[plan.mask] = False
@@ -165,7 +167,9 @@ class QuickSyncVectorEnv(SeedRecord, SyncVectorEnv[Any, Any]):
             if not self._in_place:
                 answer = None
                 self._observations = self._joined()
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise self._failure(call, error, answer) from error
         self._autoreset_envs = self._terminations | self._truncations
         copies = (x.copy() for x in (self._rewards, self._terminations, self._truncations))

@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from math import isfinite
 from typing import Any, NamedTuple, Protocol, cast
 
+import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
@@ -52,6 +52,18 @@ class Episode(NamedTuple):
 
     episode_return: float
     length: int
+
+
+def close_or_warn(
+    env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any], name: str, *, level: int = logging.WARNING
+) -> None:
+    """Close an environment; what it raises is not worth an error, as what was learned is saved."""
+    try:
+        env.close()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        logger.log(level, "%s raised %s in close: %s", name, type(error).__name__, safe_text(error))
 
 
 class Collector(Stateful):
@@ -100,7 +112,9 @@ class Collector(Stateful):
         self.calls.enter()
         try:
             obs, _ = envs.reset(seed=cast("int", seeds if one_each else seeds[0]))
-        except (Exception, SystemExit) as error:  # its exit() must not skip the save
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # an exit() or a panic must not skip the save
             raise self._env_error("reset", error) from error
         finally:
             self.calls.leave()
@@ -121,7 +135,9 @@ class Collector(Stateful):
         self.calls.enter()
         try:
             raw, reward, terminated, truncated, info = self.envs.step(action)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise self._env_error("step", error) from error
         finally:
             self.calls.leave()
@@ -160,7 +176,9 @@ class Collector(Stateful):
         self.calls.enter()
         try:
             restarted, _ = self.envs.reset(options={"reset_mask": done})
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise self._env_error("reset", error) from error
         finally:
             self.calls.leave()
@@ -220,15 +238,10 @@ class Collector(Stateful):
                 process.join()
             envs.closed = True
         elif self._failed:
-            with suppress(Exception):  # an error has been reported, and this may follow from it
-                self.envs.close()
+            # An error has been reported, and this may follow from it.
+            close_or_warn(self.envs, self.adapter.spec.env_id, level=logging.DEBUG)
         else:
-            try:
-                self.envs.close()
-            except (Exception, SystemExit) as error:
-                # What was learned is saved by now: not worth an error.
-                name, kind = self.adapter.spec.env_id, type(error).__name__
-                logger.warning("%s raised %s in close: %s", name, kind, safe_text(error))
+            close_or_warn(self.envs, self.adapter.spec.env_id)
 
     def _env_error(self, call: str, error: BaseException) -> EnvError:
         self._failed = True

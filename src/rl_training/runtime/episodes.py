@@ -19,7 +19,7 @@ from rl_training.data.types import PolicyState
 from rl_training.envs.contract import step_problem
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.errors import EnvError, NonFiniteError, safe_text
-from rl_training.runtime.collector import Act
+from rl_training.runtime.collector import Act, close_or_warn
 from rl_training.runtime.process import EnvCalls
 from rl_training.runtime.seeding import derive_seed
 
@@ -113,9 +113,9 @@ class EpisodePlayer:
             yield steps
 
     def close(self) -> None:
-        """Close the environments."""
+        """Close the environments; a warning tells what one of them raises."""
         while self._envs:
-            self._envs.pop().close()
+            close_or_warn(self._envs.pop(), self._adapter.spec.env_id)
 
     def _cut(self, step: EpisodeStep) -> EpisodeStep:
         if not step.truncated and not self._warned:
@@ -134,7 +134,9 @@ class EpisodePlayer:
         self._calls.enter()
         try:
             obs, _ = self._envs[row].reset(seed=episode_seed)
-        except (Exception, SystemExit) as error:  # its exit() must not skip the save
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # an exit() or a panic must not skip the save
             raise self._env_error("reset", error, episode, seed) from error
         finally:
             self._calls.leave()
@@ -150,7 +152,9 @@ class EpisodePlayer:
             obs, reward, terminated, truncated, _ = answer
             next_obs = self._adapter.encode_one(obs)
             step = EpisodeStep(row, episode, float(reward), bool(terminated), bool(truncated))
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             problem = "" if answer is None else step_problem(self._adapter.observation, answer)
             raise self._env_error("step", error, episode, seed, problem) from error
         finally:
