@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rl_training import PPO, Callback, StopOnReturn, train_dqn
-from rl_training.errors import NonFiniteError
+from rl_training.errors import MissingExtra, NonFiniteError
 from rl_training.experiment.registry import train_config
 from rl_training.runtime.evaluator import Evaluation
 from rl_training.runtime.result import TrainingInterrupted, TrainResult
@@ -138,6 +138,100 @@ def test_an_environment_that_changes_the_working_directory_loses_nothing(
     result = train_dqn(config, resume=run_dir.relative_to(tmp_path))
     assert (result.status, result.run_dir) == ("finished", run_dir)
     assert find_checkpoint(run_dir).env_steps == 240
+
+
+class Raising(Callback):
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def on_step(self, run: TrainingRun) -> None:
+        if self.where == "step" and run.env_steps == 90:
+            raise ConnectionError("the dashboard is down")
+
+    def on_checkpoint(self, run: TrainingRun, path: Path) -> None:
+        if self.where == "checkpoint":
+            raise ConnectionError("the dashboard is down")
+
+
+@pytest.mark.parametrize(("where", "saved"), [("step", 90), ("checkpoint", 240)])
+def test_a_callback_that_raises_does_not_cost_what_was_learned(
+    where: str, saved: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = tiny_config("dqn", tmp_path, checkpoint_interval=0)
+    with pytest.raises(ConnectionError, match="the dashboard is down"):
+        train_dqn(config, callbacks=[Raising(where)])
+    (run_dir,) = tmp_path.iterdir()
+    assert find_checkpoint(run_dir).env_steps == saved
+    assert f"step {saved} of the run is saved in" in caplog.text
+    assert train_dqn(config, resume=run_dir).status == "finished"
+
+
+def test_an_error_in_the_middle_of_learning_saves_nothing_half_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Break(Callback):
+        def on_step(self, run: TrainingRun) -> None:
+            if run.env_steps == 90:
+                monkeypatch.setattr(run.buffer, "sample", lambda *_: {}[0])
+
+    with pytest.raises(KeyError):
+        train_dqn(tiny_config("dqn", tmp_path, checkpoint_interval=50), callbacks=[Break()])
+    (run_dir,) = tmp_path.iterdir()
+    assert find_checkpoint(run_dir).env_steps == 50
+
+
+class Dwindling(CountingEnv):
+    """Can no longer be built once it is `gone`."""
+
+    gone = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        if self.gone:
+            raise ImportError("a library is gone")
+
+
+def test_an_evaluation_environment_that_cannot_be_built_late_saves_the_learner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Remove(Callback):
+        def on_step(self, run: TrainingRun) -> None:
+            monkeypatch.setattr(Dwindling, "gone", True)
+
+    config = tiny_config("dqn", tmp_path, env_id=Dwindling, eval_interval=60, checkpoint_interval=0)
+    with pytest.raises(MissingExtra, match="step 60 of the run is saved in"):
+        train_dqn(config, callbacks=[Remove()])
+    (run_dir,) = tmp_path.iterdir()
+    assert find_checkpoint(run_dir).env_steps == 60
+
+
+class Shy:
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("do not look")
+
+
+class WithShy(CountingEnv):
+    """Gets an attribute that cannot be looked at, in step 70 of a run."""
+
+    at = 10**9
+
+    def step(self, action: int) -> Any:
+        self.count = getattr(self, "count", 0) + 1
+        if self.count == self.at:
+            self.shy = Shy()
+        return super().step(action)
+
+
+def test_a_state_that_cannot_be_looked_at_lowers_the_level(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WithShy, "at", 70)
+    config = tiny_config("dqn", tmp_path, env_id=WithShy, checkpoint_interval=50)
+    run_dir = train_dqn(config).run_dir
+    metadata = json.loads((run_dir / "metadata.json").read_text())
+    assert metadata["resume_level"] == "statistical"
+    assert "RuntimeError: do not look" in metadata["resume_level_reason"]
 
 
 class DrawsWhenBuilt(CountingEnv):

@@ -269,9 +269,16 @@ class Collector(Stateful):
 
     def save_envs(self) -> StateTree:
         """The state of the environments themselves; SnapshotUnavailable if it cannot be saved."""
-        if reason := self.outside_change():
-            raise SnapshotUnavailable(reason)
-        return save_vector_state(self.envs)
+        try:
+            if reason := self.outside_change():
+                raise SnapshotUnavailable(reason)
+            return save_vector_state(self.envs)
+        except (SnapshotUnavailable, EnvError):
+            raise
+        except Exception as error:  # an object that does not stand being looked at
+            raise SnapshotUnavailable(
+                f"looking at its state raised {type(error).__name__}: {safe_text(error)}"
+            ) from error
 
     def outside_change(self) -> str:
         """Which data that their code keeps outside the environments changed since the first reset;

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from rl_training.config.loading import dump_yaml
-from rl_training.errors import EnvError, NonFiniteError, RLTrainingError, SaveError
+from rl_training.errors import RLTrainingError, SaveError
 from rl_training.storage.files import write_atomic, write_json
 from rl_training.storage.runs import (
     CONFIG_NAME,
@@ -187,15 +187,20 @@ def write_result(run: TrainingRun) -> TrainResult:
 def failure(run: TrainingRun, error: Exception) -> Exception:
     """The error to raise for one that ended a run, after saving what can be saved.
 
-    An environment that failed has not touched the learner, which is saved; its error then tells
-    where, and how to go on.
+    What failed outside of learning, such as an environment or a callback, has not touched the
+    learner, which is saved. The error tells where, and how to go on; so does the log for one that
+    is not of this package.
     """
     try:
         run.finish_saving()
     except Exception as second:  # of two errors the first is the one to tell
         logger.warning("the last checkpoint was not written: %s", second)
-    if isinstance(error, EnvError | NonFiniteError):
-        error = type(error)(f"{str(error).rstrip()}\n{_recovery_hint(run)}")
+    if not isinstance(error, SaveError):
+        hint = _recovery_hint(run)
+        if isinstance(error, RLTrainingError):
+            error = type(error)(f"{str(error).rstrip()}\n{hint}")
+        else:
+            logger.error("%s ended the run. %s", type(error).__name__, hint)
     with suppress(RLTrainingError):  # of two errors the first is the one to tell
         summary = _result(run, "failed", {}).summary()
         write_json(run.directory / SUMMARY_NAME, summary | {"error": str(error)})
@@ -208,7 +213,7 @@ def _recovery_hint(run: TrainingRun) -> str:
     where, trouble = f"The run directory is {run.directory}", ""
     try:
         run.save_after_failure()
-    except SaveError as error:
+    except Exception as error:  # a callback may fail again
         trouble = f" (the latest state could not be saved: {error})"
     path, step = run.checkpoint_path, run.saved_at
     if path is None:

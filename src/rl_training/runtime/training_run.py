@@ -91,7 +91,7 @@ class TrainingRun(Stateful):
     extra_values: dict[str, float] = field(default_factory=dict)
     recent_metrics: RecentMetrics = field(default_factory=RecentMetrics)
     batch: Any = None  # of the latest update
-    diverged: bool = False
+    learning_failed: bool = False
     writer: CheckpointWriter = field(init=False)
 
     def __post_init__(self) -> None:
@@ -187,14 +187,14 @@ class TrainingRun(Stateful):
         return self._saved(self.writer.write(**self._checkpoint(episodes_cut=episodes_cut)))
 
     def save_after_failure(self) -> Path | None:
-        """Save what was learned when an environment failed, without the environments' state.
+        """Save what was learned when something else failed, without the environments' state.
 
         None if learning itself failed: earlier checkpoints are worth more than one at that point.
         """
         self.finish_saving()
         if self.saved_at == self.env_steps:
             return self.checkpoint_path
-        if self.diverged:
+        if self.learning_failed or self.owes_updates:
             return None
         try:
             return self._saved(self.writer.write(**self._checkpoint(with_envs=False)))
@@ -227,6 +227,12 @@ class TrainingRun(Stateful):
         """Whether the loop continues: no budget used up, no stop, no signal."""
         return not (self.progress.finished or self.stop_reason or self.interrupts.received)
 
+    @property
+    def owes_updates(self) -> bool:
+        """Whether updates of the present step are missing, as between steps none are."""
+        by_ratio = self.agent.spec.loop.replay_ratio(self.hyper)
+        return bool(by_ratio and self.progress.updates_owed())
+
     def explore(self, obs: np.ndarray, state: PolicyState, first: np.ndarray) -> ActResult:
         """Actions for collecting experience."""
         self.agent.clock = self.progress.clock
@@ -239,6 +245,9 @@ class TrainingRun(Stateful):
             result = self.algorithm.update(batch, clock)
         except DivergenceError as error:
             self._refuse(str(error))
+        except Exception:  # half an update may have been made
+            self.learning_failed = True
+            raise
         self.progress.updates += result.gradient_steps
         if not self.recent_metrics.add(result.metrics):
             self.check_finite()
@@ -361,7 +370,7 @@ class TrainingRun(Stateful):
         prune(self.directory / "checkpoints", keep=self.config.keep_checkpoints)
 
     def _refuse(self, what: str) -> NoReturn:
-        self.diverged = True
+        self.learning_failed = True
         if (name := non_finite(batch_tensors(self.batch))) is not None:
             what = f"{name} of the batch"  # it came first
         report = {
