@@ -135,7 +135,10 @@ def write_records(
     if resumed is not None and verification is not None:
         resumed["verification"] = verification._asdict()
         resumed["exact"] = resumed["exact"] and verification.verdict != "differs"
-    write_json(path, with_session(path, session, resumed))
+    record = with_session(path, session, resumed)
+    if run.level == "statistical":  # a run once resumed so stays it
+        record |= {"resume_level": run.level, "resume_level_reason": run.level_reason}
+    write_json(path, record)
     if resumed is not None:
         run.exact_so_far = resumed["exact"]
         _report_resume(resumed)
@@ -159,7 +162,9 @@ def resume_entry(
 
     config, info = run.config, saved_info(checkpoint)
     planned = info.config.get("total_timesteps")
-    entry: dict[str, Any] = {"checkpoint": checkpoint.path.name, "exact": info.exact}
+    # The environments of a run at a lower level do not stand where the saved ones did.
+    exact = info.exact and run.level in (info.resume_level, "exact")
+    entry: dict[str, Any] = {"checkpoint": checkpoint.path.name, "exact": exact}
     if planned != config.total_timesteps:
         # Schedules depend on the planned total: an extension is not an exact continuation.
         entry |= {"exact": False, "extended": {"from": planned, "to": config.total_timesteps}}
