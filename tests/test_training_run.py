@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from rl_training import PPO, Callback, StopOnReturn, train_dqn
-from rl_training.errors import MissingExtra, NonFiniteError
+from rl_training import DQN, PPO, Callback, StopOnReturn, train_dqn
+from rl_training.errors import MissingExtra, NonFiniteError, SaveError
 from rl_training.experiment.registry import train_config
 from rl_training.runtime.evaluator import Evaluation
 from rl_training.runtime.result import TrainingInterrupted, TrainResult
 from rl_training.runtime.training_run import TrainingRun
 from rl_training.storage.checkpoints import find_checkpoint, prune, write_checkpoint
+from rl_training.storage.metrics_log import MetricsLog
 from toy_envs import ChainEnv, CountingEnv
 from training import StopAt, tiny_config
 
@@ -232,6 +233,52 @@ def test_a_state_that_cannot_be_looked_at_lowers_the_level(
     metadata = json.loads((run_dir / "metadata.json").read_text())
     assert metadata["resume_level"] == "statistical"
     assert "RuntimeError: do not look" in metadata["resume_level_reason"]
+
+
+def broken_disk(*_: Any) -> Any:
+    raise SaveError("Input/output error")
+
+
+def test_a_log_that_cannot_be_written_costs_checkpoints_but_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each checkpoint holds where the log stands, which is written out for it."""
+    monkeypatch.setattr(MetricsLog, "state_dict", broken_disk)
+    config = tiny_config("dqn", tmp_path, on_save_error="warn", checkpoint_interval=50)
+    with pytest.raises(SaveError, match="Input/output error"):
+        train_dqn(config)
+    told = [text for text in caplog.messages if "the checkpoint was not saved" in text]
+    assert [text.split(":")[0] for text in told] == [f"step {n}" for n in (50, 100, 150, 200)]
+    (run_dir,) = tmp_path.iterdir()
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert (summary["status"], summary["global_step"]) == ("failed", 240)
+    assert len(summary["eval_returns"]) == config.final_eval_episodes
+
+
+def test_a_level_that_falls_and_cannot_be_recorded_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Lost, "opens_at", 70)
+    monkeypatch.setattr("rl_training.runtime.training_run.write_json", broken_disk)
+    config = tiny_config("dqn", tmp_path, env_id=Lost, on_save_error="warn", checkpoint_interval=50)
+    assert train_dqn(config).status == "finished"
+    assert "the resume level was not saved: Input/output error" in caplog.text
+
+
+def test_a_resume_at_a_lower_level_is_not_exact(tmp_path: Path) -> None:
+    config = tiny_config(
+        "dqn", tmp_path, env_id=lambda: CountingEnv(), eval_interval=0, final_eval_episodes=0
+    )
+    with pytest.raises(TrainingInterrupted) as caught:
+        train_dqn(config, callbacks=[StopAt(100)])
+    run_dir = caught.value.result.run_dir
+    assert find_checkpoint(run_dir).info["exact"] is True
+    DQN.load(run_dir, env=CountingEnv()).resume()
+    metadata = json.loads((run_dir / "metadata.json").read_text())
+    assert metadata["resumed_from"][0]["exact"] is False
+    assert metadata["resume_level"] == "statistical"
+    assert "already built" in metadata["resume_level_reason"]
+    assert find_checkpoint(run_dir).info["exact"] is False
 
 
 class DrawsWhenBuilt(CountingEnv):

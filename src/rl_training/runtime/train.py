@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from rl_training.config.train_config import TrainConfig, check_hyper_parameters
-from rl_training.errors import ConfigError, EnvError, UsageError
+from rl_training.errors import ConfigError, EnvError, SaveError, UsageError
 from rl_training.runtime.assembly import RunPlan, assemble, build
 from rl_training.runtime.callbacks import Callback, configured_callbacks
 from rl_training.runtime.execution import set_execution, threads
@@ -130,9 +130,11 @@ def _run_to_end(run: TrainingRun, spec: AlgorithmSpec) -> TrainResult:
         spec.loop.run(run)
         run.finish_saving()
         if not run.interrupts.received:
-            run.save()
+            unsaved = _save_last(run)
             if run.config.final_eval_episodes:
                 run.evaluate(run.config.final_eval_episodes)
+            if unsaved is not None:
+                raise unsaved
         elif run.saved_at != run.env_steps:
             run.save()
         result = write_result(run)
@@ -146,6 +148,17 @@ def _run_to_end(run: TrainingRun, spec: AlgorithmSpec) -> TrainResult:
     if run.interrupts.received:
         raise TrainingInterrupted(result, run.interrupts.received)
     return result
+
+
+def _save_last(run: TrainingRun) -> SaveError | None:
+    """Save a run at its end; the error, if `on_save_error` lets the run be evaluated first."""
+    try:
+        run.save()
+    except SaveError as error:
+        if run.config.on_save_error == "stop":
+            raise
+        return error
+    return None
 
 
 def _give_up(run: TrainingRun, number: int) -> None:

@@ -265,7 +265,8 @@ class TrainingRun(Stateful):
     def begin_saving(self, *, episodes_cut: bool = False) -> None:
         """Save as `save` does, but written in the background while the run goes on."""
         self.finish_saving()
-        self.writer.begin(**self._checkpoint(episodes_cut=episodes_cut))
+        with self.save_errors("the checkpoint"):
+            self.writer.begin(**self._checkpoint(episodes_cut=episodes_cut))
 
     @property
     def saving(self) -> bool:
@@ -314,8 +315,9 @@ class TrainingRun(Stateful):
         self.level, self.level_reason = "statistical", reason
         self.collector.transcript.begin(None)
         path = self.directory / "metadata.json"
-        record = read_json_object(path)
-        write_json(path, record | {"resume_level": self.level, "resume_level_reason": reason})
+        with self.save_errors("the resume level"):
+            record = read_json_object(path)
+            write_json(path, record | {"resume_level": self.level, "resume_level_reason": reason})
 
     def cut_episodes(self) -> None:
         """Begin new episodes everywhere, with seeds that depend on the step alone.
