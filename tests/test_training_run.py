@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -279,6 +280,26 @@ def test_a_resume_at_a_lower_level_is_not_exact(tmp_path: Path) -> None:
     assert metadata["resume_level"] == "statistical"
     assert "already built" in metadata["resume_level_reason"]
     assert find_checkpoint(run_dir).info["exact"] is False
+
+
+class TakesSignals(CountingEnv):
+    def __init__(self) -> None:
+        super().__init__()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def test_an_environment_that_handles_sigterm_does_not_keep_it_from_saving(tmp_path: Path) -> None:
+    class Terminate(Callback):
+        def on_step(self, run: TrainingRun) -> None:
+            if run.env_steps == 90:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    config = tiny_config("dqn", tmp_path, env_id=TakesSignals, eval_interval=0)
+    with pytest.raises(TrainingInterrupted) as caught:
+        train_dqn(config, callbacks=[Terminate()])
+    assert find_checkpoint(caught.value.result.run_dir).env_steps == 90
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 class DrawsWhenBuilt(CountingEnv):

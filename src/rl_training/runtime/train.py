@@ -123,6 +123,7 @@ def train(
 
 
 def _run_to_end(run: TrainingRun, spec: AlgorithmSpec) -> TrainResult:
+    run.interrupts.retake()  # every environment has been built and reset
     _warn_if_nothing_is_learned(run, spec)
     try:
         for callback in run.callbacks:
