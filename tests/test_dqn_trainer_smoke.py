@@ -7,7 +7,6 @@ import math
 import os
 import re
 import signal
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -332,12 +331,16 @@ def test_an_environment_that_raises_ends_the_run_with_its_words(tmp_path: Path) 
     assert (listed.status, listed.env_steps) == ("failed", 6)
 
 
+class PanicError(BaseException):
+    """No Exception, as what libraries written in Rust panic with."""
+
+
 class ExitingEnv(CountingEnv):
     """A counting env that ends the process in its 7th step, or when it is built or reset."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, error: BaseException) -> None:
         super().__init__()
-        self.where, self.calls = where, 0
+        self.where, self.error, self.calls = where, error, 0
         self._exit("built")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
@@ -352,24 +355,27 @@ class ExitingEnv(CountingEnv):
 
     def _exit(self, where: str) -> None:
         if where == self.where:
-            sys.exit("enough")
+            raise self.error
 
 
+@pytest.mark.parametrize("error", [SystemExit("enough"), PanicError("enough")], ids=repr)
 @pytest.mark.parametrize("where", ["built", "reset", "step"])
 def test_an_environment_that_exits_ends_the_run_as_one_that_raises(
-    where: str, tmp_path: Path
+    where: str, error: BaseException, tmp_path: Path
 ) -> None:
-    with pytest.raises(EnvError, match=r"SystemExit.*: enough"):
-        train_dqn(tiny_config("dqn", tmp_path, env_id=partial(ExitingEnv, where), eval_interval=0))
+    make = partial(ExitingEnv, where, error)
+    with pytest.raises(EnvError, match=rf"{type(error).__name__}.*: enough"):
+        train_dqn(tiny_config("dqn", tmp_path, env_id=make, eval_interval=0))
     if where == "step":
         (run_dir,) = tmp_path.iterdir()
         assert find_checkpoint(run_dir).env_steps == 6
 
 
 def test_an_environment_that_exits_ends_an_evaluation_as_one_that_raises() -> None:
-    agent = DQN(partial(ExitingEnv, "reset"))
-    with pytest.raises(EnvError, match=r"SystemExit in reset.*: enough"):
-        agent.evaluate(3)
+    for error in (SystemExit("enough"), PanicError("enough")):
+        agent = DQN(partial(ExitingEnv, "reset", error))
+        with pytest.raises(EnvError, match=rf"{type(error).__name__} in reset.*: enough"):
+            agent.evaluate(3)
 
 
 def test_a_run_whose_environment_was_mended_goes_on_where_it_failed(tmp_path: Path) -> None:

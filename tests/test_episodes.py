@@ -134,6 +134,23 @@ def test_an_environment_that_raises_is_named_with_the_call() -> None:
         list(player(RaisingEnv, 1).play(policy, policy.initial_state, episodes=1, seed=0))
 
 
+class ClosesBadly(CountingEnv):
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+    def close(self) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no screen"), SystemExit("no screen")], ids=repr)
+def test_an_environment_that_raises_when_it_is_closed_is_warned_of(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    player(lambda: ClosesBadly(error), 2).close()
+    assert f"toy raised {type(error).__name__} in close: no screen" in caplog.text
+
+
 class Wordy(CountingEnv):
     def step(self, action: int) -> Any:
         obs, _, *rest = super().step(action)

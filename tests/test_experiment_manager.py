@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -22,7 +23,7 @@ from typer.testing import CliRunner
 from processes import BEYOND_PROBE, Gate, GateEnv, WarmPopen, wait_until_noted
 from rl_training import DQN, ExperimentManager, TrainConfig, train_dqn
 from rl_training.cli import app
-from rl_training.errors import ConfigError, RunError, SaveError, UsageError
+from rl_training.errors import ConfigError, RunError, RunInUse, SaveError, UsageError
 from rl_training.experiment.manager import ExperimentInterrupted, parse_seeds
 from rl_training.experiment.statistics import (
     bootstrap_interval,
@@ -31,6 +32,7 @@ from rl_training.experiment.statistics import (
     share_interval,
 )
 from rl_training.runtime.result import TrainingInterrupted
+from rl_training.storage.files import write_json
 from rl_training.storage.runs import RunLock
 from toy_envs import CountingEnv, RandomWalkEnv
 from training import StopAt, final_state, tiny_config
@@ -513,6 +515,43 @@ def test_seeds_left_running_by_a_killed_manager_are_waited_for_and_taken_over(
     assert [re.search(r"--seed (\d)", command)[1] for command in commands] == ["2", "1"]  # type: ignore[index]
 
 
+def test_a_seed_that_another_process_was_about_to_run_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had not locked its run yet when a new manager looked, and so was started twice."""
+    lines: list[str] = []
+    lock: list[RunLock] = []
+
+    def start(manager: ExperimentManager, seed: int) -> Any:
+        run_dir = manager.directory / "seed-0"
+        run_dir.mkdir()
+        lock.append(RunLock(run_dir))
+        lock[0].__enter__()
+        return subprocess.Popen([sys.executable, "-c", f"exit({RunInUse.exit_code})"])
+
+    def report(line: str) -> None:
+        lines.append(line)
+        if "another process" in line:
+            summary = {"status": "finished", "eval_return_mean": 3.0}
+            write_json(tmp_path / "out" / "seed-0" / "summary.json", summary)
+            lock[0].__exit__(None, None, None)
+
+    monkeypatch.setattr(ExperimentManager, "_start", start)
+    config = tiny_config("dqn", tmp_path)
+    result = ExperimentManager(config, [0], directory=tmp_path / "out", report=report).run()
+    assert [seed.status for seed in result.seeds] == ["finished"]
+    assert lines == [
+        "seed 0: another process is running it, waiting for that one",
+        "seed 0: finished, evaluation return 3.00",
+    ]
+
+
+def test_a_seed_stuck_in_an_environment_is_left_to_its_own_watchdog(tmp_path: Path) -> None:
+    for env_timeout, patience in ((10.0, 120.0), (600.0, 660.0)):
+        config = tiny_config("dqn", tmp_path, env_timeout=env_timeout)
+        assert ExperimentManager(config, [0], directory=tmp_path / "out").patience == patience
+
+
 def test_orphans_are_left_alone_when_the_manager_is_stopped(
     tmp_path: Path, commands: list[str]
 ) -> None:
@@ -549,7 +588,7 @@ def test_a_seed_that_saves_slowly_is_waited_for_and_one_that_is_stuck_is_not(
     tmp_path: Path, commands: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A save has nine fsyncs and takes more than 2 s; no two of its files are 1 s apart."""
-    monkeypatch.setattr("rl_training.experiment.manager.STALL_SECONDS", 1.0)
+    monkeypatch.setattr(ExperimentManager, "patience", 1.0)
     gate = Gate(tmp_path / "gate")
     gate.close()
     lines: list[str] = []

@@ -108,6 +108,21 @@ def test_a_stack_dump_on_request_stays_possible(handlers: None, tmp_path: Path) 
     assert "test_a_stack_dump_on_request" in (tmp_path / "stacks").read_text()
 
 
+def test_a_handler_that_came_later_is_replaced_with_a_warning(
+    handlers: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Interrupts() as interrupts:
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        interrupts.retake()
+        assert "installed a handler of SIGTERM" in caplog.text
+        assert len(caplog.records) == 1
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupts.received == signal.SIGTERM
+        ending = signal.getsignal(signal.SIGTERM)
+        interrupts.retake()  # a second one must still end the process
+        assert signal.getsignal(signal.SIGTERM) is ending
+
+
 def test_a_handler_of_the_program_is_left_in_place(handlers: None) -> None:
     noted: list[int] = []
     signal.signal(signal.SIGUSR1, lambda number, _: noted.append(number))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,13 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from rl_training import PPO, Callback, StopOnReturn, train_dqn
-from rl_training.errors import NonFiniteError
+from rl_training import DQN, PPO, Callback, StopOnReturn, train_dqn
+from rl_training.errors import MissingExtra, NonFiniteError, SaveError
 from rl_training.experiment.registry import train_config
 from rl_training.runtime.evaluator import Evaluation
 from rl_training.runtime.result import TrainingInterrupted, TrainResult
 from rl_training.runtime.training_run import TrainingRun
 from rl_training.storage.checkpoints import find_checkpoint, prune, write_checkpoint
+from rl_training.storage.metrics_log import MetricsLog
 from toy_envs import ChainEnv, CountingEnv
 from training import StopAt, tiny_config
 
@@ -112,6 +115,191 @@ def test_a_level_that_falls_is_recorded_and_nothing_claims_to_be_exact(
     metadata = json.loads((run_dir / "metadata.json").read_text())
     assert metadata["resume_level"] == "statistical"
     assert "file" in metadata["resume_level_reason"]
+
+
+class Moving(CountingEnv):
+    """Changes the working directory in its 30th step."""
+
+    def step(self, action: int) -> Any:
+        self.steps = getattr(self, "steps", 0) + 1
+        if self.steps == 30:
+            os.chdir("/")
+        return super().step(action)
+
+
+def test_an_environment_that_changes_the_working_directory_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = tiny_config("dqn", Path("runs"), env_id=Moving, checkpoint_interval=50)
+    with pytest.raises(TrainingInterrupted) as caught:
+        train_dqn(config, callbacks=[StopAt(60)])
+    run_dir = caught.value.result.run_dir
+    assert run_dir.parent == tmp_path / "runs"
+    monkeypatch.chdir(tmp_path)
+    result = train_dqn(config, resume=run_dir.relative_to(tmp_path))
+    assert (result.status, result.run_dir) == ("finished", run_dir)
+    assert find_checkpoint(run_dir).env_steps == 240
+
+
+class Raising(Callback):
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def on_step(self, run: TrainingRun) -> None:
+        if self.where == "step" and run.env_steps == 90:
+            raise ConnectionError("the dashboard is down")
+
+    def on_checkpoint(self, run: TrainingRun, path: Path) -> None:
+        if self.where == "checkpoint":
+            raise ConnectionError("the dashboard is down")
+
+
+@pytest.mark.parametrize(("where", "saved"), [("step", 90), ("checkpoint", 240)])
+def test_a_callback_that_raises_does_not_cost_what_was_learned(
+    where: str, saved: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = tiny_config("dqn", tmp_path, checkpoint_interval=0)
+    with pytest.raises(ConnectionError, match="the dashboard is down"):
+        train_dqn(config, callbacks=[Raising(where)])
+    (run_dir,) = tmp_path.iterdir()
+    assert find_checkpoint(run_dir).env_steps == saved
+    assert f"step {saved} of the run is saved in" in caplog.text
+    assert train_dqn(config, resume=run_dir).status == "finished"
+
+
+def test_an_error_in_the_middle_of_learning_saves_nothing_half_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Break(Callback):
+        def on_step(self, run: TrainingRun) -> None:
+            if run.env_steps == 90:
+                monkeypatch.setattr(run.buffer, "sample", lambda *_: {}[0])
+
+    with pytest.raises(KeyError):
+        train_dqn(tiny_config("dqn", tmp_path, checkpoint_interval=50), callbacks=[Break()])
+    (run_dir,) = tmp_path.iterdir()
+    assert find_checkpoint(run_dir).env_steps == 50
+
+
+class Dwindling(CountingEnv):
+    """Can no longer be built once it is `gone`."""
+
+    gone = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        if self.gone:
+            raise ImportError("a library is gone")
+
+
+def test_an_evaluation_environment_that_cannot_be_built_late_saves_the_learner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Remove(Callback):
+        def on_step(self, run: TrainingRun) -> None:
+            monkeypatch.setattr(Dwindling, "gone", True)
+
+    config = tiny_config("dqn", tmp_path, env_id=Dwindling, eval_interval=60, checkpoint_interval=0)
+    with pytest.raises(MissingExtra, match="step 60 of the run is saved in"):
+        train_dqn(config, callbacks=[Remove()])
+    (run_dir,) = tmp_path.iterdir()
+    assert find_checkpoint(run_dir).env_steps == 60
+
+
+class Shy:
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("do not look")
+
+
+class WithShy(CountingEnv):
+    """Gets an attribute that cannot be looked at, in step 70 of a run."""
+
+    at = 10**9
+
+    def step(self, action: int) -> Any:
+        self.count = getattr(self, "count", 0) + 1
+        if self.count == self.at:
+            self.shy = Shy()
+        return super().step(action)
+
+
+def test_a_state_that_cannot_be_looked_at_lowers_the_level(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WithShy, "at", 70)
+    config = tiny_config("dqn", tmp_path, env_id=WithShy, checkpoint_interval=50)
+    run_dir = train_dqn(config).run_dir
+    metadata = json.loads((run_dir / "metadata.json").read_text())
+    assert metadata["resume_level"] == "statistical"
+    assert "RuntimeError: do not look" in metadata["resume_level_reason"]
+
+
+def broken_disk(*_: Any) -> Any:
+    raise SaveError("Input/output error")
+
+
+def test_a_log_that_cannot_be_written_costs_checkpoints_but_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each checkpoint holds where the log stands, which is written out for it."""
+    monkeypatch.setattr(MetricsLog, "state_dict", broken_disk)
+    config = tiny_config("dqn", tmp_path, on_save_error="warn", checkpoint_interval=50)
+    with pytest.raises(SaveError, match="Input/output error"):
+        train_dqn(config)
+    told = [text for text in caplog.messages if "the checkpoint was not saved" in text]
+    assert [text.split(":")[0] for text in told] == [f"step {n}" for n in (50, 100, 150, 200)]
+    (run_dir,) = tmp_path.iterdir()
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert (summary["status"], summary["global_step"]) == ("failed", 240)
+    assert len(summary["eval_returns"]) == config.final_eval_episodes
+
+
+def test_a_level_that_falls_and_cannot_be_recorded_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Lost, "opens_at", 70)
+    monkeypatch.setattr("rl_training.runtime.training_run.write_json", broken_disk)
+    config = tiny_config("dqn", tmp_path, env_id=Lost, on_save_error="warn", checkpoint_interval=50)
+    assert train_dqn(config).status == "finished"
+    assert "the resume level was not saved: Input/output error" in caplog.text
+
+
+def test_a_resume_at_a_lower_level_is_not_exact(tmp_path: Path) -> None:
+    config = tiny_config(
+        "dqn", tmp_path, env_id=lambda: CountingEnv(), eval_interval=0, final_eval_episodes=0
+    )
+    with pytest.raises(TrainingInterrupted) as caught:
+        train_dqn(config, callbacks=[StopAt(100)])
+    run_dir = caught.value.result.run_dir
+    assert find_checkpoint(run_dir).info["exact"] is True
+    DQN.load(run_dir, env=CountingEnv()).resume()
+    metadata = json.loads((run_dir / "metadata.json").read_text())
+    assert metadata["resumed_from"][0]["exact"] is False
+    assert metadata["resume_level"] == "statistical"
+    assert "already built" in metadata["resume_level_reason"]
+    assert find_checkpoint(run_dir).info["exact"] is False
+
+
+class TakesSignals(CountingEnv):
+    def __init__(self) -> None:
+        super().__init__()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def test_an_environment_that_handles_sigterm_does_not_keep_it_from_saving(tmp_path: Path) -> None:
+    class Terminate(Callback):
+        def on_step(self, run: TrainingRun) -> None:
+            if run.env_steps == 90:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    config = tiny_config("dqn", tmp_path, env_id=TakesSignals, eval_interval=0)
+    with pytest.raises(TrainingInterrupted) as caught:
+        train_dqn(config, callbacks=[Terminate()])
+    assert find_checkpoint(caught.value.result.run_dir).env_steps == 90
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 class DrawsWhenBuilt(CountingEnv):

@@ -20,7 +20,7 @@ from rl_training.cli import app
 from rl_training.config.loading import dump_yaml
 from rl_training.errors import CheckpointError, ConfigError, TrustError, UsageError
 from rl_training.experiment.registry import resolve_config, train_config
-from rl_training.runtime.trust import needs_trust, refuse_untrusted
+from rl_training.runtime.trust import needs_trust, refuse_untrusted, without_untrusted
 from rl_training.storage.checkpoints import find_checkpoint
 from rl_training.storage.tree import tree_hash
 from toy_envs import CountingEnv

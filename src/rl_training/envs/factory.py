@@ -153,9 +153,9 @@ def make_vector_env(
             f"{_name(source)} could not be built in a worker process: {error}\n"
             "vectorization: sync builds all environments in this process."
         ) from None
-    except RLTrainingError:
+    except (RLTrainingError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise _build_error(_name(source), error) from error
 
 
@@ -254,7 +254,7 @@ def _made(env_id: str, kwargs: Mapping[str, Any], make: Callable[[], T]) -> T:
         _find(env_id)
     try:
         return make()
-    except RLTrainingError:
+    except (RLTrainingError, KeyboardInterrupt):
         raise
     except (ImportError, gym.error.DependencyNotInstalled) as error:
         raise _missing_extra(env_id, error) from error
@@ -262,7 +262,7 @@ def _made(env_id: str, kwargs: Mapping[str, Any], make: Callable[[], T]) -> T:
         if kwargs and "unexpected keyword argument" in str(error):
             raise ConfigError(f"env_kwargs: {error}") from error
         raise _build_error(env_id, error) from error
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise _build_error(env_id, error) from error
 
 
@@ -318,11 +318,11 @@ def _call(make: object, name: str, kwargs: dict[str, Any]) -> object:
     _check_arguments(make, name, kwargs)
     try:
         return make(**kwargs)
-    except RLTrainingError:
+    except (RLTrainingError, KeyboardInterrupt):
         raise
     except (ImportError, gym.error.DependencyNotInstalled) as error:
         raise MissingExtra(f"{name} needs a package that is not installed: {error}") from error
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise _build_error(name, error) from error
 
 
@@ -344,11 +344,11 @@ def _wrap(env: Env, wrapper: Wrapper) -> Env:
         path = ":" in name
         make = import_factory("wrappers", name, gym.Wrapper) if path else _wrapper_class(name)
         wrapped = make(env, **kwargs)
-    except RLTrainingError:
+    except (RLTrainingError, KeyboardInterrupt):
         raise
     except (ImportError, gym.error.DependencyNotInstalled) as error:
         raise MissingExtra(f"the wrapper {name} needs a package: {error}") from error
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise ConfigError(
             f"wrappers: {name} with arguments {dict(kwargs)} cannot wrap {env}: {error}"
         ) from error

@@ -138,7 +138,9 @@ class QuickSyncVectorEnv(SeedRecord, SyncVectorEnv[Any, Any]):
                     self._warn_of("reset", answer)
             answer = None
             self._observations = self._joined()
-        except (Exception, SystemExit) as error:  # its exit() must not end the run unsaved
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # an exit() or a panic must not end the run unsaved
             raise self._failure("reset", error, answer) from error
         for flags in (self._terminations, self._truncations, self._autoreset_envs):
             flags[plan.mask] = False
@@ -177,7 +179,9 @@ class QuickSyncVectorEnv(SeedRecord, SyncVectorEnv[Any, Any]):
             if not self._in_place:
                 answer = None
                 self._observations = self._joined()
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise self._failure(call, error, answer) from error
         self._autoreset_envs = self._terminations | self._truncations
         copies = (x.copy() for x in (self._rewards, self._terminations, self._truncations))

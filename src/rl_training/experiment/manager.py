@@ -19,7 +19,7 @@ from typing import Any
 
 from rl_training.config.loading import dump_yaml
 from rl_training.config.train_config import TrainConfig
-from rl_training.errors import ConfigError, UsageError
+from rl_training.errors import ConfigError, RunInUse, UsageError
 from rl_training.experiment.registry import get_spec, resolve_config
 from rl_training.experiment.result import (
     ExperimentInterrupted,
@@ -57,7 +57,8 @@ RESULT_NAME = "experiment.json"
 POLL_SECONDS = 0.1
 WATCH_SECONDS = 1.0
 STALL_SECONDS = 120.0
-"""After a signal a seed may save for as long as it takes; without progress for so long, it ends."""
+"""After a signal a seed may save for as long as it takes; it is never killed before so long
+without progress."""
 MAX_SEEDS = 10_000
 
 _SEEDS = re.compile(r"\s*([0-9]{1,10})(?:-([0-9]{1,10}))?\s*")
@@ -123,7 +124,7 @@ class ExperimentManager:
         orphans = [seed for seed in self.seeds if status[seed] == "running"]
         waiting = [seed for seed in self.seeds if status[seed] not in ("running", "finished")]
         for seed in orphans:
-            self.report(f"seed {seed}: another process is running it, waiting for that one")
+            self._report_orphan(seed)
         failed: set[int] = set()
         running: dict[int, subprocess.Popen[bytes]] = {}
         watched_at = 0.0
@@ -133,7 +134,7 @@ class ExperimentManager:
                     seed = waiting.pop(0)
                     running[seed] = self._start(seed)
                 time.sleep(POLL_SECONDS)
-                failed |= self._reap(running)
+                failed |= self._reap(running, orphans)
                 waiting += self._ended(orphans)
                 if self.watch is not None and time.monotonic() >= watched_at + WATCH_SECONDS:
                     watched_at = time.monotonic()
@@ -214,8 +215,11 @@ class ExperimentManager:
         except OSError as error:
             raise save_error(self._log(seed), error) from error
 
-    def _reap(self, running: dict[int, subprocess.Popen[bytes]]) -> set[int]:
-        """Report the seeds that have ended; gives those that failed."""
+    def _reap(self, running: dict[int, subprocess.Popen[bytes]], orphans: list[int]) -> set[int]:
+        """Report the seeds that have ended; gives those that failed.
+
+        One that found its run in use is an orphan: it had not locked its run when we looked.
+        """
         failed = set()
         for seed, process in list(running.items()):
             if (code := process.poll()) is None:
@@ -224,10 +228,16 @@ class ExperimentManager:
             outcome = self._outcome(seed)
             if outcome.status == "finished":
                 self._report_finished(outcome)
+            elif code == RunInUse.exit_code:
+                orphans.append(seed)
+                self._report_orphan(seed)
             else:
                 failed.add(seed)
                 self.report(f"seed {seed}: ended with exit code {code}, see {self._log(seed)}")
         return failed
+
+    def _report_orphan(self, seed: int) -> None:
+        self.report(f"seed {seed}: another process is running it, waiting for that one")
 
     def _report_finished(self, outcome: SeedResult) -> None:
         mean = outcome.eval_return_mean
@@ -238,11 +248,12 @@ class ExperimentManager:
         """Ask the seeds to save and stop, and wait for as long as they are at it."""
         for process in running.values():
             process.send_signal(signal.SIGTERM)
-        progress = {seed: SaveProgress(self._run_dir(seed)) for seed in running}
+        patience = self.patience
+        progress = {seed: SaveProgress(self._run_dir(seed), patience) for seed in running}
         while running:
             for seed, process in list(running.items()):
                 if process.poll() is None and progress[seed].stalled(process.pid):
-                    self.report(f"seed {seed}: no progress for {STALL_SECONDS:g} s, killed")
+                    self.report(f"seed {seed}: no progress for {patience:g} s, killed")
                     process.kill()
                     process.wait()
                 if process.poll() is not None:
@@ -250,6 +261,14 @@ class ExperimentManager:
                     self.report(f"seed {seed}: stopped, {self._outcome(seed).status}")
             if running:
                 time.sleep(POLL_SECONDS)
+
+    @property
+    def patience(self) -> float:
+        """Seconds without progress after which a seed that was asked to save is killed.
+
+        Its own watchdog, which saves the learner of one stuck in an environment, comes first.
+        """
+        return max(STALL_SECONDS, self.config.env_timeout + 60)
 
     def _outcome(self, seed: int) -> SeedResult:
         """What is on disk for a seed: finished beats running beats interrupted beats nothing."""
@@ -284,17 +303,17 @@ class SaveProgress:
     it before the disk has answered.
     """
 
-    def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
+    def __init__(self, run_dir: Path, patience: float) -> None:
+        self._run_dir, self._patience = run_dir, patience
         self._files = self._look()
         self._last = time.monotonic()
 
     def stalled(self, pid: int) -> bool:
-        """Whether nothing has happened for STALL_SECONDS."""
+        """Whether nothing has happened for as long as there is patience."""
         files = self._look()
         if files != self._files or _waits_for_disk(pid):
             self._files, self._last = files, time.monotonic()
-        return time.monotonic() - self._last > STALL_SECONDS
+        return time.monotonic() - self._last > self._patience
 
     def _look(self) -> dict[str, tuple[int, int]]:
         found = {}

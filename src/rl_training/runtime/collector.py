@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from math import isfinite
 from typing import Any, NamedTuple, Protocol, cast
 
+import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
@@ -64,6 +64,18 @@ class Episode(NamedTuple):
 
     episode_return: float
     length: int
+
+
+def close_or_warn(
+    env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any], name: str, *, level: int = logging.WARNING
+) -> None:
+    """Close an environment; what it raises is not worth an error, as what was learned is saved."""
+    try:
+        env.close()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        logger.log(level, "%s raised %s in close: %s", name, type(error).__name__, safe_text(error))
 
 
 class Collector(Stateful):
@@ -120,7 +132,9 @@ class Collector(Stateful):
         self.calls.enter()
         try:
             obs, info = envs.reset(seed=cast("int", seeds if one_each else seeds[0]))
-        except (Exception, SystemExit) as error:  # its exit() must not skip the save
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # an exit() or a panic must not skip the save
             raise self._env_error("reset", error) from error
         finally:
             self.calls.leave()
@@ -148,7 +162,9 @@ class Collector(Stateful):
         self.calls.enter()
         try:
             raw, reward, terminated, truncated, info = self.envs.step(action)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise self._env_error("step", error) from error
         finally:
             self.calls.leave()
@@ -196,7 +212,9 @@ class Collector(Stateful):
         self.calls.enter()
         try:
             restarted, reset_info = self.envs.reset(options={"reset_mask": done})
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise self._env_error("reset", error) from error
         finally:
             self.calls.leave()
@@ -305,15 +323,10 @@ class Collector(Stateful):
                 process.join()
             envs.closed = True
         elif self._failed:
-            with suppress(Exception):  # an error has been reported, and this may follow from it
-                self.envs.close()
+            # An error has been reported, and this may follow from it.
+            close_or_warn(self.envs, self.adapter.spec.env_id, level=logging.DEBUG)
         else:
-            try:
-                self.envs.close()
-            except (Exception, SystemExit) as error:
-                # What was learned is saved by now: not worth an error.
-                name, kind = self.adapter.spec.env_id, type(error).__name__
-                logger.warning("%s raised %s in close: %s", name, kind, safe_text(error))
+            close_or_warn(self.envs, self.adapter.spec.env_id)
 
     def _env_error(self, call: str, error: BaseException) -> EnvError:
         self._failed = True
@@ -352,10 +365,17 @@ class Collector(Stateful):
 
     def save_envs(self) -> StateTree:
         """The state of the environments themselves; SnapshotUnavailable if it cannot be saved."""
-        if reason := self.global_state_change():
-            raise SnapshotUnavailable(reason)
-        with self.calls.inside():
-            return save_vector_state(self.envs)
+        try:
+            if reason := self.global_state_change():
+                raise SnapshotUnavailable(reason)
+            with self.calls.inside():
+                return save_vector_state(self.envs)
+        except (SnapshotUnavailable, EnvError):
+            raise
+        except Exception as error:  # an object that does not stand being looked at
+            raise SnapshotUnavailable(
+                f"looking at its state raised {type(error).__name__}: {safe_text(error)}"
+            ) from error
 
     def global_state_change(self) -> str:
         """Which global state has changed since the first reset, as a reason; empty if none."""

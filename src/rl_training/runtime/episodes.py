@@ -20,7 +20,7 @@ from rl_training.envs import masks
 from rl_training.envs.contract import answer_problem
 from rl_training.envs.spaces import SpaceAdapter
 from rl_training.errors import EnvError, NonFiniteError, safe_text
-from rl_training.runtime.collector import Act, MaskedAct
+from rl_training.runtime.collector import Act, MaskedAct, close_or_warn
 from rl_training.runtime.process import EnvCalls
 from rl_training.runtime.seeding import derive_seed
 
@@ -120,10 +120,10 @@ class EpisodePlayer:
             yield steps
 
     def close(self) -> None:
-        """Close the environments."""
+        """Close the environments; a warning tells what one of them raises."""
         with self._calls.inside():
             while self._envs:
-                self._envs.pop().close()
+                close_or_warn(self._envs.pop(), self._adapter.spec.env_id)
 
     def _cut(self, step: EpisodeStep) -> EpisodeStep:
         if not step.truncated and not self._warned:
@@ -144,7 +144,9 @@ class EpisodePlayer:
             answer = self._envs[row].reset(seed=episode_seed)
             obs, info = answer
             first_obs = self._adapter.encode_one(obs)
-        except (Exception, SystemExit) as error:  # its exit() must not skip the save
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # an exit() or a panic must not skip the save
             raise self._env_error("reset", error, episode, seed, answer) from error
         finally:
             self._calls.leave()
@@ -163,7 +165,9 @@ class EpisodePlayer:
             obs, reward, terminated, truncated, info = answer
             next_obs = self._adapter.encode_one(obs)
             step = EpisodeStep(row, episode, float(reward), bool(terminated), bool(truncated))
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise self._env_error("step", error, episode, seed, answer) from error
         finally:
             self._calls.leave()

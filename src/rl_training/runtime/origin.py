@@ -39,9 +39,11 @@ logger = logging.getLogger("rl_training")
 class Origin:
     """What there is of a run: the directory it goes on in, locked, and its checkpoint.
 
-    `finished` is the result of a run with nothing left to do.
+    `finished` is the result of a run with nothing left to do. Every path is absolute, as an
+    environment may change the working directory.
     """
 
+    output_dir: Path
     directory: Path | None = None
     checkpoint: Checkpoint | None = None
     finished: TrainResult | None = None
@@ -79,38 +81,45 @@ def find_origin(
 
     Nothing that a run directory names is used, only compared with `config`, which the caller gives.
     """
+    output_dir = Path(config.output_dir).absolute()
     if auto_resume:
         if resume is not None:
             raise UsageError("give resume or auto_resume, not both")
-        return _auto_origin(spec, config, stack)
+        return _auto_origin(spec, config, stack, output_dir)
     if resume is None:
-        return Origin()
-    if (directory := _run_directory_at(Path(resume))) is not None:
+        return Origin(output_dir=output_dir)
+    resume = Path(resume).absolute()
+    if (directory := _run_directory_at(resume)) is not None:
         stack.enter_context(RunLock(directory))
     checkpoint = checkpoint_to_resume(resume, config, spec)
     run_directory = run_directory_of(checkpoint)
     refuse_links(run_directory)
-    return Origin(directory=run_directory, checkpoint=checkpoint)
+    return Origin(output_dir=output_dir, directory=run_directory, checkpoint=checkpoint)
 
 
-def new_directory(spec: AlgorithmSpec, config: TrainConfig, *, auto_resume: bool) -> Path:
+def new_directory(
+    spec: AlgorithmSpec, config: TrainConfig, origin: Origin, *, auto_resume: bool
+) -> Path:
     """A new run directory; with `auto_resume` the one that the next call will look for."""
     name = _run_name(spec, config, auto_resume=auto_resume)
-    return create_run_directory(Path(config.output_dir), name=name, only=auto_resume)
+    return create_run_directory(origin.output_dir, name=name, only=auto_resume)
 
 
-def _auto_origin(spec: AlgorithmSpec, config: TrainConfig, stack: ExitStack) -> Origin:
-    directory = Path(config.output_dir) / _run_name(spec, config, auto_resume=True)
+def _auto_origin(
+    spec: AlgorithmSpec, config: TrainConfig, stack: ExitStack, output_dir: Path
+) -> Origin:
+    directory = output_dir / _run_name(spec, config, auto_resume=True)
     if not directory.exists():
-        return Origin()
+        return Origin(output_dir=output_dir)
     _check_run_directory(directory)
     refuse_links(directory)
     stack.enter_context(RunLock(directory))
     if (finished := _finished(directory, spec, config)) is not None:
-        return Origin(directory=directory, finished=finished)
+        return Origin(output_dir=output_dir, directory=directory, finished=finished)
     if not has_checkpoint(directory):
-        return Origin(directory=directory)
-    return Origin(directory=directory, checkpoint=checkpoint_to_resume(directory, config, spec))
+        return Origin(output_dir=output_dir, directory=directory)
+    checkpoint = checkpoint_to_resume(directory, config, spec)
+    return Origin(output_dir=output_dir, directory=directory, checkpoint=checkpoint)
 
 
 def _run_name(spec: AlgorithmSpec, config: TrainConfig, *, auto_resume: bool) -> str:

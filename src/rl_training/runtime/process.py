@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import re
 import select
@@ -14,6 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
+
+logger = logging.getLogger("rl_training")
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 _ASKING = tuple(  # a closed terminal, and what Slurm sends on request
@@ -62,6 +65,19 @@ class Interrupts:
         self.received = number
         for each, handler in self._previous.items():
             signal.signal(each, handler if each in _ENDING else signal.SIG_IGN)
+
+    def retake(self) -> None:
+        """Take signals again that an environment has taken, as ROS does; a warning says so."""
+        if self.received is not None:
+            return
+        for number in self._previous:
+            if signal.getsignal(number) != self._note:
+                signal.signal(number, self._note)
+                logger.warning(
+                    "the environment installed a handler of %s, which was replaced: the signal "
+                    "saves and stops the run",
+                    signal.Signals(number).name,
+                )
 
     @property
     def watched(self) -> frozenset[int]:

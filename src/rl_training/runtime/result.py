@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from rl_training.config.loading import dump_yaml
-from rl_training.errors import EnvError, NonFiniteError, RLTrainingError, SaveError
+from rl_training.errors import RLTrainingError, SaveError
 from rl_training.storage.files import write_atomic, write_json
 from rl_training.storage.runs import (
     CHECKPOINTS_DIR_NAME,
@@ -137,7 +137,10 @@ def write_records(
     if resumed is not None and verification is not None:
         resumed["verification"] = verification._asdict()
         resumed["exact"] = resumed["exact"] and verification.verdict != "differs"
-    write_json(path, with_session(path, session, resumed))
+    record = with_session(path, session, resumed)
+    if run.level == "statistical":  # a run once resumed so stays it
+        record |= {"resume_level": run.level, "resume_level_reason": run.level_reason}
+    write_json(path, record)
     if resumed is not None:
         run.exact_so_far = resumed["exact"]
         _report_resume(resumed)
@@ -161,7 +164,9 @@ def resume_entry(
 
     config, info = run.config, saved_info(checkpoint)
     planned = info.config.get("total_timesteps")
-    entry: dict[str, Any] = {"checkpoint": checkpoint.path.name, "exact": info.exact}
+    # The environments of a run at a lower level do not stand where the saved ones did.
+    exact = info.exact and run.level in (info.resume_level, "exact")
+    entry: dict[str, Any] = {"checkpoint": checkpoint.path.name, "exact": exact}
     if planned != config.total_timesteps:
         # Schedules depend on the planned total: an extension is not an exact continuation.
         entry |= {"exact": False, "extended": {"from": planned, "to": config.total_timesteps}}
@@ -189,15 +194,20 @@ def write_result(run: TrainingRun) -> TrainResult:
 def failure(run: TrainingRun, error: Exception) -> Exception:
     """The error to raise for one that ended a run, after saving what can be saved.
 
-    An environment that failed has not touched the learner, which is saved; its error then tells
-    where, and how to go on, if that can succeed.
+    What failed outside of learning, such as an environment or a callback, has not touched the
+    learner, which is saved. The error tells where, and how to go on if that can succeed; so does
+    the log for one that is not of this package.
     """
     try:
         run.finish_saving()
     except Exception as second:  # of two errors the first is the one to tell
         logger.warning("the last checkpoint was not written: %s", second)
-    if isinstance(error, EnvError | NonFiniteError):
-        error = type(error)(f"{str(error).rstrip()}\n{_recovery_hint(run)}")
+    if not isinstance(error, SaveError):
+        hint = _recovery_hint(run)
+        if isinstance(error, RLTrainingError):
+            error = type(error)(f"{str(error).rstrip()}\n{hint}")
+        else:
+            logger.error("%s ended the run. %s", type(error).__name__, hint)
     with suppress(RLTrainingError):  # of two errors the first is the one to tell
         summary = _result(run, "failed", {}).summary()
         write_json(run.directory / SUMMARY_NAME, summary | {"error": str(error)})
@@ -211,7 +221,7 @@ def _recovery_hint(run: TrainingRun) -> str:
     where, trouble = f"The run directory is {run.directory}", ""
     try:
         run.save_after_failure()
-    except SaveError as error:
+    except Exception as error:  # a callback may fail again
         trouble = f" (the latest state could not be saved: {error})"
     path, step = run.checkpoint_path, run.saved_at
     if path is None:

@@ -133,7 +133,7 @@ def _check_progress(run: TrainingRun, checkpoint: Checkpoint) -> None:
             f"progress.env_steps: expected {checkpoint.env_steps} as in the manifest, found "
             f"{progress.env_steps}"
         )
-    if run.agent.spec.loop.replay_ratio(run.hyper) and progress.updates_owed():
+    if run.owes_updates:
         raise CheckpointError(
             f"progress.updates: found {progress.updates}, {progress.updates_owed()} away from what "
             "the replay ratio asks for"

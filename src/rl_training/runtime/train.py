@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from rl_training.config.train_config import TrainConfig, check_hyper_parameters
-from rl_training.errors import ConfigError, EnvError, UsageError
+from rl_training.errors import ConfigError, EnvError, SaveError, UsageError
 from rl_training.runtime.assembly import RunPlan, assemble, build
 from rl_training.runtime.callbacks import Callback, checked_callbacks, configured_callbacks
 from rl_training.runtime.execution import set_execution, threads
@@ -108,7 +108,7 @@ def train(
         num_envs = components.collector.num_envs
         updates = spec.loop.planned_updates(hyper, config.total_timesteps, num_envs)
         set_execution(components.agent.algorithm, config, hyper.batch_size, updates, checkpoint)
-        directory = origin.directory or new_directory(spec, config, auto_resume=auto_resume)
+        directory = origin.directory or new_directory(spec, config, origin, auto_resume=auto_resume)
         if origin.directory is None:
             stack.enter_context(RunLock(directory))
         position = origin.metrics_log(stop_at or config.total_timesteps)
@@ -133,20 +133,25 @@ def _with_beginning(config: TrainConfig, checkpoint: Checkpoint | None) -> Train
 
 
 def _run_to_end(run: TrainingRun, spec: AlgorithmSpec) -> TrainResult:
+    run.interrupts.retake()  # every environment has been built and reset
     _warn_if_nothing_is_learned(run, spec)
     try:
         for callback in run.callbacks:
             callback.on_start(run)
         spec.loop.run(run)
         run.finish_saving()
-        interrupted, paused = run.interrupts.received is not None, run.paused
+        interrupted, paused, unsaved = run.interrupts.received is not None, run.paused, None
+        if not (interrupted or paused):
+            unsaved = _save_last(run)
         # Of a run that goes on, a checkpoint of this very step is the better one: if it was due,
         # episodes were cut for it where they have to be.
-        if not (interrupted or paused) or run.saved_at != run.env_steps:
+        elif run.saved_at != run.env_steps:
             run.save()
         if run.config.final_eval_episodes and not interrupted:
             # In a pause only a measurement: an unbroken run would not keep a best policy here.
             run.evaluate(run.config.final_eval_episodes, keep_best=not paused)
+        if unsaved is not None:
+            raise unsaved
         result = write_result(run)
     except Exception as error:
         reported = failure(run, error)
@@ -158,6 +163,17 @@ def _run_to_end(run: TrainingRun, spec: AlgorithmSpec) -> TrainResult:
     if run.interrupts.received:
         raise TrainingInterrupted(result, run.interrupts.received)
     return result
+
+
+def _save_last(run: TrainingRun) -> SaveError | None:
+    """Save a run at its end; the error, if `on_save_error` lets the run be evaluated first."""
+    try:
+        run.save()
+    except SaveError as error:
+        if run.config.on_save_error == "stop":
+            raise
+        return error
+    return None
 
 
 def _watchdog(interrupts: Interrupts, config: TrainConfig) -> Watchdog:

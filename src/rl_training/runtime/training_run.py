@@ -97,6 +97,7 @@ class TrainingRun(Stateful):
     recent_metrics: RecentMetrics = field(default_factory=RecentMetrics)
     batch: Any = None  # of the latest update
     diverged: bool = False
+    learning_failed: bool = False
     start: WarmStart | None = None  # what the run began with, in the session that began it
     writer: CheckpointWriter = field(init=False)
 
@@ -193,14 +194,14 @@ class TrainingRun(Stateful):
         return self._saved(self.writer.write(self._checkpoint(episodes_cut=episodes_cut)))
 
     def save_after_failure(self) -> Path | None:
-        """Save what was learned when an environment failed, without the environments' state.
+        """Save what was learned when something else failed, without the environments' state.
 
         None if learning itself failed: earlier checkpoints are worth more than one at that point.
         """
         self.finish_saving()
         if self.saved_at == self.env_steps:
             return self.checkpoint_path
-        if self.diverged:
+        if self.learning_failed or self.owes_updates:
             return None
         try:
             return self._saved(self.writer.write(self._checkpoint(with_envs=False)))
@@ -241,6 +242,12 @@ class TrainingRun(Stateful):
         progress = self.progress
         return progress.finished and not (progress.complete or self.stop_reason)
 
+    @property
+    def owes_updates(self) -> bool:
+        """Whether updates of the present step are missing, as between steps none are."""
+        by_ratio = self.agent.spec.loop.replay_ratio(self.hyper)
+        return bool(by_ratio and self.progress.updates_owed())
+
     def explore(
         self,
         obs: np.ndarray,
@@ -259,6 +266,9 @@ class TrainingRun(Stateful):
             result = self.algorithm.update(batch, clock)
         except DivergenceError as error:
             self._raise_divergence(str(error))
+        except Exception:  # half an update may have been made
+            self.learning_failed = True
+            raise
         self.progress.updates += result.gradient_steps
         if not self.recent_metrics.add(result.metrics):
             self.check_finite()
@@ -276,7 +286,8 @@ class TrainingRun(Stateful):
     def begin_saving(self, *, episodes_cut: bool = False) -> None:
         """Save as `save` does, but written in the background while the run goes on."""
         self.finish_saving()
-        self.writer.begin(self._checkpoint(episodes_cut=episodes_cut))
+        with self.save_errors("the checkpoint"):
+            self.writer.begin(self._checkpoint(episodes_cut=episodes_cut))
 
     @property
     def saving(self) -> bool:
@@ -325,8 +336,9 @@ class TrainingRun(Stateful):
         self.level, self.level_reason = "statistical", reason
         self.collector.transcript.begin(None)
         path = self.directory / "metadata.json"
-        record = read_json_object(path)
-        write_json(path, record | {"resume_level": self.level, "resume_level_reason": reason})
+        with self.save_errors("the resume level"):
+            record = read_json_object(path)
+            write_json(path, record | {"resume_level": self.level, "resume_level_reason": reason})
 
     def cut_episodes(self) -> None:
         """Begin new episodes everywhere, with seeds that depend on the step alone.
@@ -381,7 +393,7 @@ class TrainingRun(Stateful):
         prune(self.directory / CHECKPOINTS_DIR_NAME, keep=self.config.keep_checkpoints)
 
     def _raise_divergence(self, what: str) -> NoReturn:
-        self.diverged = True
+        self.diverged = self.learning_failed = True
         if (name := non_finite(batch_tensors(self.batch))) is not None:
             what = f"{name} of the batch"  # it came first
         report = {

@@ -168,7 +168,9 @@ def close(venv: Venv) -> None:
     """Close the environment, whatever state it is in."""
     try:
         venv.close()
-    except (Exception, SystemExit):
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
         # A worker is gone; Gymnasium's own close would wait for it again when it is collected.
         venv.unwrapped.closed = True
         for process in getattr(venv.unwrapped, "processes", ()):

@@ -231,7 +231,9 @@ def resume_level(make: Callable[[], VectorEnv[Any, Any, Any]] | None, *, seed: i
     with probe.undisturbed(), ExitStack() as opened:
         try:
             return _find_level(make, opened, seed)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             # It will show again in training, where it is reported in full.
             raised = f"raised {type(error).__name__}: {safe_text(error)}"
             happened = error.brief if isinstance(error, EnvFailure) else raised
