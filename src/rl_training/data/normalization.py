@@ -101,10 +101,12 @@ class ObservationNormalizer(Stateful):
         """The data with normalised observations."""
         shift = torch.from_numpy(self._shift).to(data.obs.device)
         scale = torch.from_numpy(self._scale).to(data.obs.device)
-        fields = {name: getattr(data, name) for name in data._fields if name in OBSERVATIONS}
-        return data._replace(
-            **{name: self._tensor(obs, shift, scale) for name, obs in fields.items()}
-        )
+        fields: dict[str, Any] = {
+            name: self._tensor(getattr(data, name), shift, scale)
+            for name in data._fields
+            if name in OBSERVATIONS
+        }
+        return data._replace(**fields)
 
     def _tensor(self, obs: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
         rows = ((obs - shift) * scale).clamp_(-CLIP, CLIP)
@@ -135,7 +137,8 @@ class VectorPartNormalizer(ObservationNormalizer):
         return rows
 
     def _numbers(self, rows: np.ndarray) -> np.ndarray:
-        return self._spec.floats(rows)[..., : self._spec.vector_dim]
+        numbers: np.ndarray = self._spec.floats(rows)[..., : self._spec.vector_dim]
+        return numbers
 
     def _tensor(self, obs: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
         rows = obs.clone()

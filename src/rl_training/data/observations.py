@@ -80,7 +80,7 @@ def part_tensor(rows: Tensor, part: Part) -> Tensor:
     columns: Tensor = without_names(rows)[..., part.slice]
     if part.dtype == "float32" and columns.dtype is torch.uint8:
         columns = columns.view(torch.float32)
-    return columns.unflatten(-1, part.shape) if part.is_image else columns
+    return columns.reshape(*columns.shape[:-1], *part.shape) if part.is_image else columns
 
 
 class NamedParts(Tensor):
@@ -112,7 +112,7 @@ class NamedParts(Tensor):
             result = func(*args, **(kwargs or {}))
         if func not in _ROW_OPERATIONS:
             return result
-        rows = args[0] if isinstance(args[0], Tensor) else args[0][0]
+        rows: Any = args[0] if isinstance(args[0], Tensor) else args[0][0]
         if isinstance(result, Tensor):
             return named(result, rows.parts)
         return type(result)(named(piece, rows.parts) for piece in result)

@@ -47,7 +47,7 @@ class RandomShifts(NumpyGenerator):
     ) -> None:
         super().__init__(seed)
         self._images = [part for part in parts if part.is_image]
-        for _, height, width in [part.shape for part in self._images] or [shape]:
+        for _, height, width in [part.shape for part in self._images] or [tuple(shape)]:
             if pad >= min(height, width):
                 raise ConfigError(
                     f"algo_kwargs.pad: expected less than the {height} x {width} pixels of an "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -86,7 +86,7 @@ class CNNDrQv2Model(nn.Module):
         layers = ENCODERS[hyper.encoder]
         encoder = image_encoder(spec, layers, centered=True)
         sizes = encoder.size, spec.action_dim, hyper.hidden_sizes
-        options = {"features": hyper.feature_size, "beside": encoder.beside}
+        options: dict[str, Any] = {"features": hyper.feature_size, "beside": encoder.beside}
         critics = FeatureCritics(*sizes, num_critics=hyper.num_critics, **options)
         model = cls(encoder, FeatureActor(*sizes, **options), critics)
         init_orthogonal(model)

@@ -165,7 +165,7 @@ class EncodedRecurrent(nn.Module):
 
     def _features(self, obs: Tensor) -> Tensor:
         features: Tensor = self.convolutions(obs.flatten(0, 1))
-        return features.unflatten(0, obs.shape[:2])
+        return features.reshape(*obs.shape[:2], *features.shape[1:])
 
 
 def of_features(spec: EnvSpec, size: int) -> EnvSpec:
