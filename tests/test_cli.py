@@ -653,7 +653,10 @@ def test_a_line_that_is_wrong_ends_prediction_after_the_answers_before_it(finish
         ("[{}, 0, 0, 0]", "expected numbers, found"),
         (f"[1{'0' * 400}, 0, 0, 0]", "expected numbers, found"),
         ("[[0, 0, 0, 0], [1]]", "lists of equal length"),
-        ('{"obs": [0, 0, 0, 0]}', "the keys observation and episode_start, found 'obs'"),
+        (
+            '{"obs": [0, 0, 0, 0]}',
+            "the keys observation, episode_start and action_mask, found 'obs'",
+        ),
         ('{"episode_start": true}', 'expected a key "observation"'),
         ('{"observation": [0, 0, 0, 0], "episode_start": "yes"}', "true, false, .* found yes"),
         ('{"observation": [[0, 0, 0, 0]], "episode_start": [true, false]}', "episode_start"),

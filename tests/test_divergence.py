@@ -108,7 +108,13 @@ def test_the_batch_is_kept_as_data(tmp_path: Path) -> None:
 
     class Look(DQN):
         def loss(self, batch: Any) -> Any:
-            batches.append({name: torch.as_tensor(x) * 1 for name, x in batch._asdict().items()})
+            batches.append(
+                {
+                    name: torch.as_tensor(x) * 1
+                    for name, x in batch._asdict().items()
+                    if x is not None
+                }
+            )
             return super().loss(batch)
 
     register(dataclasses.replace(DQN_SPEC, name="looking_dqn", algorithm=Look))

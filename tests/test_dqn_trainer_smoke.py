@@ -239,7 +239,7 @@ def test_a_built_environment_that_cannot_be_built_again_needs_no_evaluation(
     tmp_path: Path,
 ) -> None:
     config = tiny_config("dqn", tmp_path, env_id=CountingEnv())
-    with pytest.raises(ConfigError, match=r"it is not registered\. Pass a callable"):
+    with pytest.raises(ConfigError, match=r"it is not registered\. Give eval_env"):
         train_dqn(config)
     result = train_dqn(config.with_changes(eval_interval=0, final_eval_episodes=0))
     assert result.eval_return_mean is None

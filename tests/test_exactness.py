@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nasty_envs import LEVELS, LateGenerator, ProcessCounter
-from rl_training import Callback, TrainConfig
+from rl_training import TrainConfig
 from rl_training.cli import app
 from rl_training.config.loading import dump_yaml
 from rl_training.envs.factory import make_env, make_vector_env
@@ -25,10 +25,9 @@ from rl_training.errors import CheckpointError
 from rl_training.experiment.registry import train_config
 from rl_training.runtime import transcript as transcripts
 from rl_training.runtime.result import TrainingInterrupted
-from rl_training.runtime.training_run import TrainingRun
 from rl_training.runtime.transcript import Start, Trajectory, Transcript, parse_transcript
 from rl_training.storage.checkpoints import find_checkpoint
-from training import StopAt, final_state, tiny_config
+from training import Crash, StopAt, final_state, tiny_config
 
 
 def level_of(source: Any, kind: str = "sync", num_envs: int = 1) -> Any:
@@ -38,19 +37,8 @@ def level_of(source: Any, kind: str = "sync", num_envs: int = 1) -> Any:
     return resume_level(make, seed=1)
 
 
-class Crash(Callback):
-    """Ends a run as a power cut would: nothing more is saved."""
-
-    def __init__(self, env_steps: int) -> None:
-        self.env_steps = env_steps
-
-    def on_step(self, run: TrainingRun) -> None:
-        if run.env_steps >= self.env_steps:
-            raise ZeroDivisionError
-
-
 def crashed(config: TrainConfig, env_steps: int) -> Path:
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(KeyboardInterrupt):
         train_config(config, callbacks=[Crash(env_steps)])
     (run_dir,) = Path(config.output_dir).iterdir()
     return run_dir

@@ -194,9 +194,9 @@ class Watch(Callback):
     def on_start(self, run: TrainingRun) -> None:
         evaluate = run.evaluate
 
-        def watched(*args: Any) -> Any:
+        def watched(*args: Any, **options: Any) -> Any:
             before = tree_hash(run.agent.normalizer.state_dict())
-            evaluation = evaluate(*args)
+            evaluation = evaluate(*args, **options)
             self.evaluations.append((before, tree_hash(run.agent.normalizer.state_dict())))
             return evaluation
 

@@ -472,7 +472,10 @@ class NoAlgorithm:
         ({"model": 3}, "model: expected a callable, or its import path in Lazy.*found 3"),
         ({"algorithm": NoAlgorithm}, "algorithm: expected a class derived from .*NoAlgorithm"),
         ({"buffer": print}, "buffer: expected a class with build, needed_bytes, memory_name"),
-        ({"observations": {"vector"}}, "observations: expected a frozenset of image, vector"),
+        (
+            {"observations": {"vector"}},
+            "observations: expected a frozenset of image, parts, vector",
+        ),
         ({"actions": frozenset({"discreet"})}, "actions: expected a frozenset of .*discreet"),
         ({"actions": frozenset()}, "actions: expected a frozenset of .*, found frozenset"),
         ({"title": 3}, "title: expected str, found 3"),

@@ -54,7 +54,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "dqn": VALUE_BASED,
     "qr_dqn": VALUE_BASED | {"num_quantiles": 51},
     "c51": VALUE_BASED | {"num_atoms": 51},
-    "ppo": {"hidden_sizes": [64, 64], "num_steps": 128, "batch_size": 64},
+    "ppo": {"hidden_sizes": [64, 64], "num_steps": 128, "batch_size": 64, "epochs": 4},
     **{key: {"hidden_sizes": [64, 64], "learning_starts": 20} for key in SOFT_ALGORITHMS},
 }
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.vector.utils import concatenate, create_empty_array
 
 from rl_training.config.train_config import TrainConfig
 from rl_training.envs.spaces import (
@@ -261,10 +262,7 @@ def check_run(observation: spaces.Space[Any], action: spaces.Space[Any], tmp_pat
     assert agent.adapter.action == action
     observation.seed(1)
     singles = [observation.sample() for _ in range(4)]
-    if isinstance(observation, Dict):
-        batch: Any = {key: np.stack([row[key] for row in singles]) for key in observation}
-    else:
-        batch = np.stack(singles)
+    batch: Any = concatenate(observation, singles, create_empty_array(observation, 4))
     together = agent.predict(batch)[0]
     assert len(together) == 4
     for row, expected in zip(singles, together, strict=True):

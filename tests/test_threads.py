@@ -221,7 +221,7 @@ def test_a_resume_on_another_device_is_not_exact(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(run_dir)[0]
     assert checkpoint.info["device"] == "cpu"
     session = json.loads((run_dir / "metadata.json").read_text())
-    run: Any = SimpleNamespace(config=config, versions=checkpoint.info["versions"])
+    run: Any = SimpleNamespace(config=config, versions=checkpoint.info["versions"], level="exact")
     assert resume_entry(checkpoint, run, session) == {
         "checkpoint": "step_000000000040",
         "exact": True,
@@ -242,6 +242,6 @@ def test_a_checkpoint_that_says_nothing_of_threads_is_judged_by_what_it_says(
     unsaid = ("threads", "device", "execution", "versions")
     silent = {key: value for key, value in checkpoint.info.items() if key not in unsaid}
     session = {"device": "cpu", "threads": 7, "execution": "eager"}
-    run: Any = SimpleNamespace(config=config, versions=checkpoint.info["versions"])
+    run: Any = SimpleNamespace(config=config, versions=checkpoint.info["versions"], level="exact")
     entry = resume_entry(replace(checkpoint, info=silent), run, session)
     assert entry == {"checkpoint": "step_000000000040", "exact": True}

@@ -107,6 +107,18 @@ TINY: dict[str, dict[str, Any]] = {
 }
 
 
+class Crash(Callback):
+    """Ends a run as a power cut would, with an error for which nothing more is saved."""
+
+    def __init__(self, env_steps: int, error: type[BaseException] = KeyboardInterrupt) -> None:
+        self.env_steps, self.error = env_steps, error
+
+    def on_step(self, run: TrainingRun) -> None:
+        if run.env_steps >= self.env_steps:
+            run.finish_saving()
+            raise self.error
+
+
 def recalled(algo: str, output_dir: Path, *, hyper: dict[str, Any], **settings: Any) -> float:
     """Mean return on a task that needs a memory, of the final policy; a coin would have 0.5."""
     config = TrainConfig(

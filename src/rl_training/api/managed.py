@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
@@ -131,12 +131,15 @@ class ManagedAlgorithm:
         top = {key: value for key, value in keys.items() if key not in lifted}
         return top | {"algo_kwargs": {**inner, **lifted}}
 
-    def __getattr__(self, name: str) -> Any:
-        from rl_training.config.other_packages import ATTRIBUTES  # only of a name not known here
+    if not TYPE_CHECKING:  # else a checker would take every name for an attribute
 
-        what = f"{type(self).__name__!r} object has no attribute {name!r}"
-        answer = f": {ATTRIBUTES[name]}" if name in ATTRIBUTES else did_you_mean(name, dir(self))
-        raise AttributeError(what + answer, name=name, obj=self)
+        def __getattr__(self, name: str) -> Any:
+            from rl_training.config.other_packages import ATTRIBUTES  # only of an unknown name
+
+            what = f"{type(self).__name__!r} object has no attribute {name!r}"
+            known = name in ATTRIBUTES
+            answer = f": {ATTRIBUTES[name]}" if known else did_you_mean(name, dir(self))
+            raise AttributeError(what + answer, name=name, obj=self)
 
     def __repr__(self) -> str:
         facts = [str(self.config.to_plain()["env_id"]), f"{self.env_steps:,} steps trained"]

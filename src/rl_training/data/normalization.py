@@ -131,7 +131,7 @@ class VectorPartNormalizer(ObservationNormalizer):
 
     def array(self, obs: np.ndarray) -> np.ndarray:
         """Rows with normalised numbers."""
-        rows = obs.copy()
+        rows: np.ndarray = obs.copy()
         numbers = self._numbers(rows)
         numbers[...] = super().array(numbers)
         return rows

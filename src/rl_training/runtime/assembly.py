@@ -154,7 +154,9 @@ class Environments:
                     env = self._single(self.config.env_kwargs)
                     opened.callback(probe.close, env)
                 return masks.KEY in env.reset(seed=derive_seed(self.config.seed, "probe"))[1]
-            except (Exception, SystemExit):  # it will show again, and be reported in full
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # it will show again, and be reported in full
                 return False
 
     def resume_level(self) -> ResumeLevel:

@@ -76,7 +76,7 @@ def _advice(what: str, kinds: tuple[str, str], taken: frozenset[str]) -> str:
             "In Python Gymnasium's TransformObservation encodes it in a Box, and FilterObservation "
             "leaves parts of a Dict out."
         )
-    if what == "observations" and taken == {"image"}:
+    if what == "observations" and "vector" not in taken:
         return (
             f"{advice} The wrapper PixelObservation, with env_kwargs {{render_mode: rgb_array}}, "
             "shows what an environment renders."

@@ -18,6 +18,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 
 from rl_training.data.memory import format_bytes, format_duration
 from rl_training.runtime.callbacks import Callback
@@ -63,11 +64,12 @@ class ConsoleProgress(Callback):
             say(f"resumed at step {run.env_steps:,}")
         self._next_line = run.env_steps + run.progress.horizon / PLAIN_LINES
         if self.console.is_terminal:
+            count = 2 * len(str(run.progress.horizon)) + 1
             self._bar = Progress(
                 BarColumn(bar_width=None),
-                MofNCompleteColumn(),
+                MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=count)),
                 TextColumn("{task.fields[speed]:,.0f} steps/s"),
-                TimeRemainingColumn(),
+                TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
                 TextColumn("{task.fields[returns]}"),
                 console=self.console,
             )
