@@ -12,7 +12,7 @@ NORMAL_95 = 1.959963984540054  # the normal distribution's 97.5 % quantile
 
 def interquartile_mean(values: Sequence[float] | np.ndarray) -> float:
     """Mean of the middle half: a quarter of the values, rounded down, is cut from each end."""
-    return float(_interquartile_means(np.asarray(values, float)[None])[0])
+    return float(interquartile_means(np.asarray(values, float)[None])[0])
 
 
 def bootstrap_interval(
@@ -23,15 +23,26 @@ def bootstrap_interval(
     The stratified bootstrap of Agarwal et al. draws the runs of each environment anew. The values
     here are the runs of one environment, so there is one stratum.
     """
-    data = np.asarray(values, float)
-    rng = np.random.default_rng(0)
-    draws = data[rng.integers(0, len(data), (resamples, len(data)))]
+    data = np.asarray(values, float)[None]
+    low, high = bootstrap_intervals(data, confidence=confidence, resamples=resamples)
+    return float(low[0]), float(high[0])
+
+
+def bootstrap_intervals(
+    rows: np.ndarray, *, confidence: float = 0.95, resamples: int = 2_000
+) -> tuple[np.ndarray, np.ndarray]:
+    """`bootstrap_interval` of each row `[rows, seeds]`, with the same resamples for all of them."""
+    seeds = rows.shape[1]
+    chosen = np.random.default_rng(0).integers(0, seeds, (resamples, seeds))
     tail = 100 * (1 - confidence) / 2
-    low, high = np.percentile(_interquartile_means(draws), [tail, 100 - tail])
-    return float(low), float(high)
+    ends = np.empty((2, len(rows)))
+    for at, row in enumerate(rows):  # all at once would take gigabytes for long curves
+        ends[:, at] = np.percentile(interquartile_means(row[chosen]), [tail, 100 - tail])
+    return ends[0], ends[1]
 
 
-def _interquartile_means(rows: np.ndarray) -> np.ndarray:
+def interquartile_means(rows: np.ndarray) -> np.ndarray:
+    """`interquartile_mean` of each row."""
     cut = rows.shape[1] // 4
     means: np.ndarray = np.sort(rows, axis=1)[:, cut : rows.shape[1] - cut].mean(axis=1)
     return means
