@@ -34,6 +34,9 @@ from rl_training.exports import EXPORTS
 from rl_training.runtime.compatibility import in_plain_words
 from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.spec_table import packaged_specs
+from rl_training.tools.compare import tables
+from rl_training.tools.comparison import compare
+from rl_training.tools.curves import read_results
 from rl_training.tools.evidence.card import (
     Card,
     Figures,
@@ -44,12 +47,15 @@ from rl_training.tools.evidence.card import (
 from rl_training.tools.evidence.make import planned_cards
 from rl_training.tools.evidence.plot import draw_card, is_drawn
 from rl_training.tools.evidence.seeds import figures_over
+from rl_training.tools.evidence.tasks import TaskFigure, draw_task, is_task_drawn, task_figures
+from rl_training.tools.plot import default_path
 from rl_training.tools.plotting import paper_name
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the benchmarks are no part of the installed package
 SOURCE = ROOT / "src"
 CARDS = ROOT / "evidence"
+PICTURES = ROOT / "docs" / "pictures"
 BENCHMARKS = ROOT / "benchmarks" / "results"
 STUB_HEADER = "# Generated from rl_training/exports.py by docs/generate.py; change the table there."
 
@@ -134,6 +140,11 @@ def generated_parts() -> dict[str, dict[str, str]]:
                     "DrQ-v2, batches of 128": "drqv2/pendulum_pixels",
                 },
             ),
+        },
+        "docs/comparing.md": {
+            "compared": compared(
+                "drqn/cartpole_masked", "dqn/cartpole_masked", "recurrent_ppo/cartpole_masked"
+            )
         },
         "docs/ppo.md": {"reading": reading("ppo")},
         "docs/configuration.md": {
@@ -352,10 +363,15 @@ def results(cards: dict[str, Card]) -> str:
         )
         for name, card in cards.items()
     )
+    pictures = [
+        f"![Learning curves of all cards on {figure.task}](pictures/{figure.file_name})"
+        for figure in task_figures(cards)
+    ]
+    by_task = ["## By task", *pictures] if pictures else []
     sections = (_card_section(name, card) for name, card in cards.items())
     missing = ", ".join(f"`{name}`" for name in planned_cards() if name not in cards)
     note = [f"Planned, but not made yet: {missing}."] if missing else []
-    return "\n\n".join([table(header, rows), *note, *sections])
+    return "\n\n".join([table(header, rows), *note, *by_task, *sections])
 
 
 def _returns(card: Card) -> str:
@@ -407,6 +423,15 @@ def comparison(cards: dict[str, Card], names: Mapping[str, str]) -> str:
         for label, name in names.items()
     )
     return table(header, rows)
+
+
+def compared(*names: str) -> str:
+    """What `rl-training compare` prints for cards."""
+    results = read_results([CARDS / f"{name}.json" for name in names])
+    comparison = compare(results)
+    lines = [f"$ rl-training compare {' '.join(names)}", tables(comparison)]
+    lines += [f"picture: {default_path(results, word='compare')}", *comparison.sentences]
+    return "\n".join(["```", *lines, "```"])
 
 
 def bias_table(cards: dict[str, Card], names: Mapping[str, str]) -> str:
@@ -578,11 +603,16 @@ def _stale() -> Iterator[tuple[Path, str]]:
             yield path, wanted
 
 
-def _stale_pictures() -> Iterator[tuple[Path, Card]]:
-    for name, card in evidence_cards(CARDS).items():
+def _stale_pictures() -> Iterator[tuple[Path, Card | TaskFigure]]:
+    cards = evidence_cards(CARDS)
+    for name, card in cards.items():
         path = CARDS / f"{name}.png"
         if not is_drawn(card, path):
             yield path, card
+    for figure in task_figures(cards):
+        path = PICTURES / figure.file_name
+        if not is_task_drawn(figure, path):
+            yield path, figure
 
 
 def _stale_stubs() -> Iterator[tuple[Path, str]]:
@@ -592,9 +622,11 @@ def _stale_stubs() -> Iterator[tuple[Path, str]]:
             yield path, stub(package)
 
 
-def _write(path: Path, content: str | Card) -> None:
+def _write(path: Path, content: str | Card | TaskFigure) -> None:
     if isinstance(content, str):
         path.write_text(content, encoding="utf-8")
+    elif isinstance(content, TaskFigure):
+        draw_task(content, path)
     else:
         draw_card(content, path)
 

@@ -25,13 +25,7 @@ from rl_training.tools.evidence.card import (
     read_cards,
     write_card,
 )
-from rl_training.tools.evidence.plot import (
-    BIAS,
-    _draw_curves,
-    curve_of,
-    draw_card,
-    is_drawn,
-)
+from rl_training.tools.evidence.plot import BIAS, card_charts, draw_card, is_drawn
 from rl_training.tools.evidence.reproduce import compare
 from rl_training.tools.evidence.seeds import card_configuration, figures_over, this_machine
 from rl_training.tools.plotting import paper_name
@@ -353,51 +347,34 @@ def test_the_picture_is_drawn_from_the_card_alone_and_always_the_same(tmp_path: 
     assert not is_drawn(card, tmp_path / "none.png")
 
 
-def drawn(curves: list[dict[int, float]], path: Path) -> dict[str, Any]:
-    """The lines of the picture by label: points and marker."""
-    from matplotlib.figure import Figure
-
+def with_curves(curves: list[dict[int, float]]) -> Card:
     card = make_card([1.0] * len(curves))
-    pairs = zip(card.seeds, curves, strict=True)
     seeds = [
         record.to_plain() | {"curve": {"steps": [*curve], "returns": [*curve.values()]}}
-        for record, curve in pairs
+        for record, curve in zip(card.seeds, curves, strict=True)
     ]
-    card = Card(**(card.to_plain() | {"seeds": seeds})).sealed()
-    draw_card(card, path)
-    assert is_drawn(card, path)
-    axes = Figure().add_subplot()
-    _draw_curves(axes, curves)
-    return {
-        str(line.get_label()): (line.get_xydata().tolist(), line.get_marker())
-        for line in axes.get_lines()
-    }
-
-
-@pytest.mark.extra("report")
-def test_seeds_that_share_no_evaluation_step_are_drawn_without_a_middle(tmp_path: Path) -> None:
-    lines = drawn([{100: 1.0, 200: 2.0}, {150: 3.0, 250: 5.0}], tmp_path / "card.png")
-    assert [points for points, _ in lines.values()] == [
-        [[100, 1], [200, 2]],
-        [[150, 3], [250, 5]],
-    ]
+    return Card(**(card.to_plain() | {"seeds": seeds})).sealed()
 
 
 @pytest.mark.extra("report")
 def test_a_seed_with_one_point_is_a_point_and_the_middle_is_at_the_step_all_share(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = drawn([{100: 1.0, 200: 2.0}, {200: 4.0}, {50: 0.0, 200: 9.0}], tmp_path / "card.png")
-    middle = lines.pop("interquartile mean of 3 seeds")
-    assert middle == ([[200, 5]], "o")  # nothing is cut from three: (2 + 4 + 9) / 3
-    assert [(len(points), marker) for points, marker in lines.values()] == [
-        (2, "None"),
-        (1, "o"),
-        (2, "None"),
-    ]
-    one = drawn([{200: 4.0}], tmp_path / "one.png")
-    assert one["the only seed"] == ([[200, 4]], "o")
-    assert not {"each seed", "95 % interval"} & one.keys()
+    from matplotlib.figure import Figure
+
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    card = with_curves([{100: 1.0, 200: 2.0}, {200: 4.0}, {50: 0.0, 200: 9.0}])
+    draw_card(card, tmp_path / "card.png")
+    *single, middle = figures[0].axes[0].get_lines()
+    assert middle.get_xydata().tolist() == [[200, 5]]  # the mean of three: (2 + 4 + 9) / 3
+    drawn = [(len(line.get_xydata()), line.get_marker()) for line in single]
+    assert drawn == [(2, "None"), (1, "o"), (2, "None")]
+    assert figures[0].axes[0].get_xlim() == (0, 1000)  # the whole budget, from the start
+    assert not figures[0].axes[0].collections  # three seeds have no band
+    draw_card(with_curves([{200: 4.0}]), tmp_path / "one.png")
+    (line,) = figures[1].axes[0].get_lines()
+    assert (line.get_xydata().tolist(), line.get_marker()) == ([[200, 4]], "o")
 
 
 def test_algorithms_are_written_as_their_papers_write_them() -> None:
@@ -491,10 +468,6 @@ def test_what_callbacks_measured_is_kept_and_drawn_below_the_returns(
     measured = Card(**(card.to_plain() | {"seeds": seeds})).sealed()
     write_card(tmp_path / "card.json", measured)
     assert read_card(tmp_path / "card.json") == measured
-    assert [curve_of(seed, BIAS) for seed in measured.seeds] == [
-        {500: 1.5, 1000: 0.25},
-        {500: 1.5, 1000: -0.5},
-    ]
     draw_card(measured, tmp_path / "measured.png")
     assert is_drawn(measured, tmp_path / "measured.png")
     figures: list[Figure] = []
@@ -507,5 +480,9 @@ def test_what_callbacks_measured_is_kept_and_drawn_below_the_returns(
         "mean evaluation return",
         "Q bias, in mean returns",
     )
-    middle = {str(line.get_label()): line.get_xydata().tolist() for line in lower.get_lines()}
-    assert middle["interquartile mean of 2 seeds"] == [[500, 1.5], [1000, -0.125]]
+    _, bias = card_charts(measured)
+    assert [(x, y) for x, y in bias.curves[0].single] == [
+        ((500, 1000), (1.5, 0.25)),
+        ((500, 1000), (1.5, -0.5)),
+    ]
+    assert (bias.curves[0].x, bias.curves[0].y) == ((500, 1000), (1.5, -0.125))

@@ -96,6 +96,14 @@ TrustOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+ResultsArgument = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="RUN...",
+        help="Runs, experiments (train --seeds), directories of them, or cards: dqn/cartpole.",
+    ),
+]
+MetricOption = Annotated[str | None, typer.Option("--metric", help="By default eval/return_mean.")]
 
 CardArgument = Annotated[
     Path, typer.Argument(help="A card: a name such as dqn/cartpole, or a file.")
@@ -351,6 +359,61 @@ def runs(
         from rl_training.tools.show import show_runs
 
         show_runs(directory, as_json=as_json)
+
+
+@app.command()
+def plot(
+    paths: ResultsArgument,
+    metric: MetricOption = None,
+    x: Annotated[str, typer.Option("--x", help="steps, or time: seconds.")] = "steps",
+    smooth: Annotated[
+        int | None,
+        typer.Option("--smooth", min=1, max=100_000, help="Mean of that many latest points."),
+    ] = None,
+    title: Annotated[str | None, typer.Option("--title", help="By default the task.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="A .png, .svg, .pdf or .html file.")
+    ] = None,
+    debug: DebugOption = False,
+) -> None:
+    """Draw learning curves of runs, experiments and cards into a file.
+
+    rl-training plot runs/dqn-CartPole-v1-seeds-58d6 ppo/cartpole
+
+    The line is the interquartile mean over seeds, the band its 95 %
+    bootstrap interval, where there are 4 seeds or more.
+    """
+    with _reported(debug):
+        from rl_training.tools.plot import axis_of, plot
+
+        path = plot(paths, metric=metric, x=axis_of(x), smooth=smooth, title=title, out=out)
+        typer.echo(f"picture: {path}")
+
+
+@app.command()
+def compare(
+    paths: ResultsArgument,
+    metric: MetricOption = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option("--threshold", help="When each reached this; default: what all reach."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="A .png, .svg or .pdf file.")] = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Compare experiments and cards, each with the first: figures and a sentence.
+
+    rl-training compare runs/dqn-CartPole-v1-seeds-58d6 ppo/cartpole
+
+    Interquartile means of the final returns and their difference,
+    probability of improvement, steps to a threshold, with 95 %
+    intervals, and a figure.
+    """
+    with _reported(debug):
+        from rl_training.tools.compare import compare_paths
+
+        compare_paths(paths, metric=metric, threshold=threshold, out=out, as_json=as_json)
 
 
 @app.command()

@@ -31,17 +31,19 @@ from rl_training.storage.runs import (
 )
 from rl_training.tools.charts import Chart, Curve
 from rl_training.tools.evidence.card import Card, card_files, find_card, read_card
+from rl_training.tools.lines import interpolated, mean_of_latest, shared_points
 
 RETURN = "eval/return_mean"
 EXPERIMENT_NAME = "experiment.json"
 MIN_SEEDS_OF_BAND = 4
 """An interval over fewer seeds would be their range, drawn as if it were more."""
+MAX_SEEDS_BESIDE_OTHERS = 10
+"""With more, the single seeds of one result would cover those of another."""
 
 Axis = Literal["steps", "time"]
 
 _NOT_METRICS = ("global_step", "wall_time_s")
 _NOT_SETTINGS = ("seed", "output_dir", "run_name")
-_TASK_KEYS = ("env_kwargs", "wrappers")
 _POINTS_OF_TIME = 200
 
 
@@ -67,7 +69,7 @@ class Results:
     """The seeds of one configuration.
 
     `name` tells them apart from the others in their task, `label` from all that were read with
-    them. `task` is the environment, with its settings where they differ from the default's.
+    them. `task` is the environment with what changes it, and `setting` all of that in full.
     `planned` seeds were asked for, of which `seeds` have anything to show. A seed with a return
     below `failure_below`, which only cards say, counts as failed.
     """
@@ -78,6 +80,7 @@ class Results:
     algo: str
     env_id: str
     task: str
+    setting: str
     budget: int
     metric: str
     metrics: tuple[str, ...]
@@ -110,31 +113,43 @@ class Results:
 
 
 def read_results(paths: Sequence[Path | str], metric: str = RETURN) -> tuple[Results, ...]:
-    """The results in run directories, experiments, directories of them, and cards.
+    """The results in run directories, experiments, directories of them, and cards, as given.
 
     Runs that differ in nothing but the seed are one group, wherever they lie. A card is named as
     in `evidence list` or by its file; a directory of the same name comes first.
     """
     if not paths:
         raise UsageError("expected runs, experiments or cards, found none")
-    cards: dict[Path, Results] = {}
-    runs: dict[Path, RunInfo] = {}
+    found: list[tuple[int, Results]] = []
+    given: dict[Path, tuple[int, RunInfo]] = {}
     experiments: list[Path] = []
-    for path in dict.fromkeys(map(Path, paths)):
+    cards: set[Path] = set()
+    for position, path in enumerate(map(Path, paths)):
         if path.is_dir():
-            found = _runs_in(path)
-            runs |= {info.path.resolve(): info for info in found}
-            experiments += [path] if path not in [info.path for info in found] else []
-        else:
-            file = _card_file(path)
-            cards[file.resolve()] = _of_card(file, read_card(file), metric)
-    groups = [*_groups(runs.values(), experiments, metric), *cards.values()]
+            runs = _runs_in(path)
+            for info in runs:
+                given.setdefault(info.path.resolve(), (position, info))
+            experiments += [path] if path not in [info.path for info in runs] else []
+            continue
+        file = _card_file(path)
+        if file.resolve() not in cards:
+            found.append((position, results_of_card(file, read_card(file), metric)))
+            cards.add(file.resolve())
+    found += _groups(given.values(), experiments, metric)
+    found.sort(key=lambda pair: pair[0])
+    groups = [group for _, group in found]
     _refuse_unknown_metric(groups, metric)
-    return _labelled(groups)
+    return labelled(groups)
 
 
 def _runs_in(path: Path) -> list[RunInfo]:
-    runs = list_runs(path)
+    try:
+        runs = list_runs(path)
+    except OSError as error:
+        raise RunError(
+            f"{printable(path)} cannot be searched for runs ({error.strerror}): give the directory "
+            "of the runs"
+        ) from error
     if not runs:
         raise RunError(
             f"{printable(path)} holds no run: expected a run directory, an experiment, or a "
@@ -147,27 +162,29 @@ def _card_file(path: Path) -> Path:
     file = find_card(path)
     if file == path and path.suffix != ".json":
         raise UsageError(
-            f"{printable(path)}: expected a run directory, an experiment, or a card, found no such "
-            f"thing{did_you_mean(path.as_posix(), card_files())}; `rl-training runs` and "
-            "`rl-training evidence list` show what there is"
+            f"{printable(path)} is no directory and no card (`rl-training runs` and `rl-training "
+            f"evidence list` show what there is){did_you_mean(path.as_posix(), card_files())}"
         )
     return file
 
 
-def _groups(runs: Iterable[RunInfo], experiments: Sequence[Path], metric: str) -> Iterator[Results]:
-    """The runs by configuration, each with the directory that holds all of its seeds."""
-    groups: dict[tuple[str, str, str], list[tuple[RunInfo, dict[str, Any]]]] = {}
-    for info in runs:
+def _groups(
+    runs: Iterable[tuple[int, RunInfo]], experiments: Sequence[Path], metric: str
+) -> Iterator[tuple[int, Results]]:
+    """The runs by configuration: where the first was given, and all with their directory."""
+    groups: dict[tuple[str, str, str], list[tuple[int, RunInfo, dict[str, Any]]]] = {}
+    for position, info in runs:
         config = _configuration(info)
         settings = {k: v for k, v in config.items() if k not in _NOT_SETTINGS}
         key = (info.algo, info.env_id, json.dumps(settings, sort_keys=True, default=str))
-        groups.setdefault(key, []).append((info, config))
+        groups.setdefault(key, []).append((position, info, config))
     for members in groups.values():
-        infos = sorted((info for info, _ in members), key=lambda info: info.seed or 0)
+        infos = sorted((info for _, info, _ in members), key=lambda info: info.seed or 0)
         folder = infos[0].path.parent
         whole = len(infos) > 1 or any(folder.samefile(path) for path in experiments)
         together = whole and all(info.path.parent == folder for info in infos)
-        yield _of_runs(infos, members[0][1], folder if together else infos[0].path, metric)
+        path = folder if together else infos[0].path
+        yield members[0][0], _of_runs(infos, members[0][2], path, metric)
 
 
 def _configuration(info: RunInfo) -> dict[str, Any]:
@@ -183,8 +200,9 @@ def _configuration(info: RunInfo) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, ConfigError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise RunError(
-            f"{printable(path)} cannot be read ({error}): restore it, or leave this run out"
+            f"{printable(path)} cannot be read ({reason}): restore it, or leave this run out"
         ) from error
 
 
@@ -211,7 +229,8 @@ def _of_runs(
         algo=infos[0].algo,
         env_id=infos[0].env_id,
         task=_task(infos[0].env_id, config),
-        budget=int(budget),
+        setting=_setting(config),
+        budget=max(1, int(budget)),
         metric=metric,
         metrics=tuple(sorted(printable(name) for name in names.difference(_NOT_METRICS))),
         seeds=tuple(seeds),
@@ -227,8 +246,9 @@ def _rows(info: RunInfo) -> list[dict[str, Any]]:
 def _planned(path: Path) -> list[int]:
     """The seeds an experiment was asked for, where the directory is one's."""
     rows = read_json_object(path / EXPERIMENT_NAME).get("seeds")
-    found = [row.get("seed") for row in rows if isinstance(row, dict)] if rows else []
-    return [seed for seed in found if isinstance(seed, int) and 0 <= seed < MAX_NUMBER]
+    rows = rows if isinstance(rows, list) else []
+    seeds = [row.get("seed") for row in rows if isinstance(row, dict)]
+    return [seed for seed in seeds if type(seed) is int and 0 <= seed < MAX_NUMBER]
 
 
 def _seed_curve(info: RunInfo, rows: Iterable[Mapping[str, Any]], metric: str) -> SeedCurve:
@@ -261,7 +281,8 @@ def _number(value: object) -> float | None:
     return float(value) if abs(value) < MAX_NUMBER else None
 
 
-def _of_card(file: Path, card: Card, metric: str) -> Results:
+def results_of_card(file: Path, card: Card, metric: str = RETURN) -> Results:
+    """The seeds of a card, named as the card is."""
     curves = [
         {RETURN: (record.curve.steps, record.curve.returns)}
         | {f"eval/{k}": (m.steps, m.values) for k, m in record.measured.items()}
@@ -279,11 +300,12 @@ def _of_card(file: Path, card: Card, metric: str) -> Results:
     env_id = printable(config.get("env_id", ""))
     return Results(
         name=printable(card.config),
-        label="",
+        label=printable(card.config),
         path=file,
         algo=printable(config.get("algo", "")),
         env_id=env_id,
         task=_task(env_id, config),
+        setting=_setting(config),
         budget=card.budget,
         metric=metric,
         metrics=tuple(sorted({printable(name) for curve in curves for name in curve})),
@@ -293,12 +315,27 @@ def _of_card(file: Path, card: Card, metric: str) -> Results:
     )
 
 
+def _setting(config: Mapping[str, Any]) -> str:
+    """How the environment is set up where that is not the default; not how it is rendered."""
+    kwargs = config.get("env_kwargs") or {}
+    if isinstance(kwargs, dict):
+        kwargs = {key: value for key, value in kwargs.items() if key != "render_mode"}
+    found = {"env_kwargs": kwargs, "wrappers": config.get("wrappers")}
+    given = {key: value for key, value in found.items() if value}
+    return printable(json.dumps(given, sort_keys=True, default=str), longest=1_000) if given else ""
+
+
 def _task(env_id: str, config: Mapping[str, Any]) -> str:
-    """What was to be solved: two are the same only if their environments are set up the same."""
-    settings = [
-        f"{key}={json.dumps(config[key], default=str)}" for key in _TASK_KEYS if config.get(key)
-    ]
-    return printable(", ".join([env_id, *settings]), longest=300)
+    """Such as `CartPole-v1 with MaskVelocity`: the environment and the names of what changes it."""
+    wrappers = config.get("wrappers")
+    found: list[object] = []
+    for wrapper in wrappers if isinstance(wrappers, list) else []:
+        found += wrapper if isinstance(wrapper, dict) else [wrapper]
+    names = [str(name).rpartition(":")[2] for name in found]
+    kwargs = config.get("env_kwargs")
+    if isinstance(kwargs, dict):
+        names += [f"{key}={value}" for key, value in kwargs.items() if key != "render_mode"]
+    return printable(f"{env_id} with {', '.join(names)}" if names else env_id)
 
 
 def _refuse_unknown_metric(groups: Sequence[Results], metric: str) -> None:
@@ -309,16 +346,17 @@ def _refuse_unknown_metric(groups: Sequence[Results], metric: str) -> None:
         if not group.metrics:
             raise RunError(f"{printable(group.path)} holds no metrics yet: wait for its first row")
         raise UsageError(
-            f"{printable(group.path)} has no metric {metric!r:.80}"
-            f"{did_you_mean(metric, group.metrics)}; it has {', '.join(group.metrics)}"
+            f"{printable(group.path)} has no metric {metric!r:.80}, but "
+            f"{', '.join(group.metrics)}{did_you_mean(metric, group.metrics)}"
         )
 
 
-def _labelled(groups: Sequence[Results]) -> tuple[Results, ...]:
+def labelled(groups: Sequence[Results]) -> tuple[Results, ...]:
     """The groups with names that differ within a task, and labels that differ among all.
 
     The first that tells them apart: the algorithm, the card or directory, the path.
     """
+    groups = _with_distinct_tasks(groups)
     tasks = list(dict.fromkeys(group.task for group in groups))
     named: dict[int, Results] = {}
     for task in tasks:
@@ -332,6 +370,19 @@ def _labelled(groups: Sequence[Results]) -> tuple[Results, ...]:
             label = name if len(tasks) == 1 or name == group.name else f"{name}, {task}"
             named[at] = replace(group, name=name, label=label)
     return tuple(named[at] for at in range(len(groups)))
+
+
+def _with_distinct_tasks(groups: Sequence[Results]) -> list[Results]:
+    """The groups with the whole setting in the task where its short name stands for several."""
+    settings: dict[str, set[str]] = {}
+    for group in groups:
+        settings.setdefault(group.task, set()).add(group.setting)
+    return [
+        replace(group, task=f"{group.task} {group.setting}".strip())
+        if len(settings[group.task]) > 1
+        else group
+        for group in groups
+    ]
 
 
 def _distinct(*choices: Sequence[str]) -> Sequence[str]:
@@ -352,18 +403,28 @@ def chart_of(
     metric = results[0].metric
     smoothed = "" if smooth is None or smooth < 2 else f", mean of the latest {smooth} points"
     tasks = list(dict.fromkeys(group.task for group in results))
-    bands = any(len(_drawn(group)) >= MIN_SEEDS_OF_BAND for group in results)
-    several = any(len(_drawn(group)) > 1 for group in results)
+    counts = [len(_drawn(group)) for group in results]
+    bands = max(counts) >= MIN_SEEDS_OF_BAND
+    several = max(counts) > 1
+    most = max(counts) if len(results) == 1 else MAX_SEEDS_BESIDE_OTHERS
+    single = "thin: single seeds" if any(1 < count <= most for count in counts) else ""
     parts = [
         "line: interquartile mean over seeds" if several else "",
         "band: 95 % bootstrap interval" if bands else "",
-        "thin: single seeds" if several else "",
+        single,
     ]
     return Chart(
         title=title or ", ".join(tasks[:3]) + (", ..." if len(tasks) > 3 else ""),
         x_label="environment steps" if x == "steps" else "seconds of wall-clock time",
         y_label=("mean evaluation return" if metric == RETURN else metric) + smoothed,
-        curves=tuple(_curve_of(group, x, smooth or 1) for group in results),
+        curves=tuple(
+            curve
+            if len(results) == 1 or len(curve.single) <= MAX_SEEDS_BESIDE_OTHERS
+            else replace(curve, single=())
+            for curve in (
+                _curve_of(group, x, smooth or 1, one_task=len(tasks) == 1) for group in results
+            )
+        ),
         note="; ".join(filter(None, parts)),
     )
 
@@ -372,7 +433,7 @@ def _drawn(group: Results) -> list[SeedCurve]:
     return [seed for seed in group.seeds if seed.steps]
 
 
-def _curve_of(group: Results, x: Axis, smooth: int) -> Curve:
+def _curve_of(group: Results, x: Axis, smooth: int, *, one_task: bool) -> Curve:
     seeds = _drawn(group)
     if x == "time" and not all(seed.seconds for seed in seeds):
         raise UsageError(
@@ -381,7 +442,7 @@ def _curve_of(group: Results, x: Axis, smooth: int) -> Curve:
     lines = [
         (
             np.asarray(seed.steps if x == "steps" else seed.seconds, float),
-            _mean_of_latest(seed.values, smooth),
+            mean_of_latest(seed.values, smooth),
         )
         for seed in seeds
     ]
@@ -391,7 +452,7 @@ def _curve_of(group: Results, x: Axis, smooth: int) -> Curve:
         low, high = bootstrap_intervals(rows)
     count = f" ({len(seeds)} seed{'s' if len(seeds) > 1 else ''})"
     return Curve(
-        label=group.label + count,
+        label=(group.name if one_task else group.label) + count,
         x=tuple(at.tolist()),
         y=tuple(interquartile_means(rows).tolist()),
         low=tuple(low.tolist()),
@@ -400,49 +461,3 @@ def _curve_of(group: Results, x: Axis, smooth: int) -> Curve:
         if len(seeds) > 1
         else (),
     )
-
-
-Line = tuple[np.ndarray, np.ndarray]
-
-
-def shared_points(lines: Sequence[Line]) -> tuple[np.ndarray, np.ndarray]:
-    """The positions that all curves have, and a row of their values for each.
-
-    Curves that share fewer than two positions, though they have more, are interpolated at the
-    positions of any of them, as far as all of them reach.
-    """
-    shared = lines[0][0]
-    for at, _ in lines[1:]:
-        shared = np.intersect1d(shared, at)
-    if len(shared) < 2 and all(len(at) > 1 for at, _ in lines):
-        return interpolated(lines)
-    rows = [values[np.searchsorted(at, shared)] for at, values in lines]
-    return shared, np.stack(rows, axis=1)
-
-
-def interpolated(lines: Sequence[Line], points: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """The curves at common positions from the latest beginning to the earliest end.
-
-    The positions are those of all curves, or so many at equal distances; values between two points
-    lie on the straight line that joins them.
-    """
-    start, end = max(at[0] for at, _ in lines), min(at[-1] for at, _ in lines)
-    if len(lines) == 1:
-        return lines[0][0], lines[0][1][:, None]
-    if end < start:
-        return np.empty(0), np.empty((0, len(lines)))
-    if points is None:
-        grid = np.unique(np.concatenate([at for at, _ in lines]))
-        grid = grid[(grid >= start) & (grid <= end)]
-    else:
-        grid = np.unique(np.linspace(start, end, points))
-    return grid, np.stack([np.interp(grid, at, values) for at, values in lines], axis=1)
-
-
-def _mean_of_latest(values: Sequence[float], count: int) -> np.ndarray:
-    """Each value replaced by the mean of the latest `count`, at the start of as many as exist."""
-    sums = np.concatenate([[0.0], np.cumsum(np.asarray(values, float))])
-    ends = np.arange(1, len(sums))
-    starts = np.maximum(ends - count, 0)
-    means: np.ndarray = (sums[ends] - sums[starts]) / (ends - starts)
-    return means

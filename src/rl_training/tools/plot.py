@@ -1,0 +1,115 @@
+"""What `rl-training plot` does: curves of any results as a picture or a page."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+
+from rl_training.errors import UsageError, alternatives
+from rl_training.storage.files import open_ordinary, write_atomic
+from rl_training.storage.runs import printable, slug
+from rl_training.tools.charts import Chart
+from rl_training.tools.curves import RETURN, Axis, Results, chart_of, read_results
+from rl_training.tools.plotting import chart_picture
+
+PICTURES = ("png", "svg", "pdf")
+PAGES = ("html",)
+MARK = "made by rl-training"
+"""In every page, so that it can be told from a page that somebody wrote."""
+
+_SIGNATURES = {
+    "png": b"\x89PNG\r\n\x1a\n",
+    "svg": b"<svg",
+    "pdf": b"%PDF-",
+    "html": MARK.encode(),
+}
+_BYTES_OF_SIGNATURE = 1_000
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def plot(
+    paths: Sequence[Path],
+    *,
+    metric: str | None = None,
+    x: Axis = "steps",
+    smooth: int | None = None,
+    title: str | None = None,
+    out: Path | None = None,
+) -> Path:
+    """Draw the results into a file, by default one in the current directory named after them."""
+    kind = "png" if out is None else kind_of(out, (*PICTURES, *PAGES))
+    results = read_results(paths, metric or RETURN)
+    path = default_path(results) if out is None else out
+    refuse_to_overwrite(path, kind)
+    chart = chart_of(results, x, smooth, printable(title or ""))
+    write_atomic(path, page(chart) if kind in PAGES else chart_picture(chart, kind))
+    return path
+
+
+def axis_of(name: str) -> Axis:
+    """What is drawn from left to right, as the command line names it."""
+    if name not in ("steps", "time"):
+        raise UsageError(f"--x: expected steps or time, found {printable(name)}")
+    return "time" if name == "time" else "steps"
+
+
+def page(chart: Chart) -> str:
+    """One page that needs nothing else: the chart as SVG. No script runs in it."""
+    title, note = html.escape(chart.title), html.escape(chart.note)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta name="generator" content="{MARK}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{title}</title>\n"
+        "<style>body { margin: 1rem auto; max-width: 60rem; font-family: sans-serif } "
+        "svg { width: 100%; height: auto }</style>\n</head>\n<body>\n"
+        f'<figure role="img" aria-label="{title}. {note}">\n{svg_of(chart)}\n</figure>\n'
+        "</body>\n</html>\n"
+    )
+
+
+def svg_of(chart: Chart) -> str:
+    """The chart as an element of a page."""
+    text = chart_picture(chart, "svg").decode()
+    return text[text.index("<svg") :]  # without the declaration of a file
+
+
+def default_path(results: Sequence[Results], kind: str = "png", *, word: str = "") -> Path:
+    """Such as `dqn-ppo-CartPole-v1.png`: algorithms, environment, and the metric if it is another.
+
+    `word` begins the name of what is no plot of curves.
+    """
+    algos = dict.fromkeys(group.algo for group in results)
+    envs = dict.fromkeys(group.env_id for group in results)
+    metric = "" if results[0].metric == RETURN else slug(results[0].metric)
+    parts = (word, slug("-".join(algos)), slug("-".join(envs)), metric)
+    return Path("-".join(filter(None, parts)) + f".{kind}")
+
+
+def kind_of(path: Path, kinds: Sequence[str]) -> str:
+    """What a file is to be by the end of its name."""
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in kinds:
+        wanted = alternatives([f".{name}" for name in kinds])
+        raise UsageError(f"--out: expected a name that ends in {wanted}, found {printable(path)}")
+    return kind
+
+
+def refuse_to_overwrite(path: Path, kind: str) -> None:
+    """Let a picture replace a picture of its kind, and refuse to replace any other file."""
+    if not path.parent.is_dir():
+        raise UsageError(f"--out: there is no directory {printable(path.parent)}: create it first")
+    if not path.is_symlink() and not path.exists():
+        return
+    try:
+        with open_ordinary(path) as (file, _):
+            start = file.read(_BYTES_OF_SIGNATURE)
+    except OSError:
+        start = b""
+    if _SIGNATURES[kind] not in start:
+        raise UsageError(
+            f"--out: {printable(path)} exists and is no {kind.upper()} file made by rl-training "
+            "or the like: choose another name, or remove it"
+        )
