@@ -19,6 +19,8 @@ from gymnasium.spaces import Box, Discrete
 import nasty_helper
 from toy_envs import Reset, Step
 
+COUNTER = "NASTY_ENVS_COUNTER"
+
 
 class Nasty(gym.Env[np.ndarray, int]):
     """A walk on a line whose rewards have something added."""
@@ -284,6 +286,14 @@ class ClassSpaces(Nasty):
 
     def secret(self) -> float:
         return float(self.action_space.sample()) if self.t == 7 else 0.0
+
+
+class EnvironCounter(Nasty):
+    """Counts its steps in `os.environ`."""
+
+    def secret(self) -> float:
+        os.environ[COUNTER] = str(int(os.environ.get(COUNTER, "0")) + 1)
+        return float(int(os.environ[COUNTER]) % 7)
 
 
 class ProcessCounter(Nasty):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from nasty_envs import LEVELS, LateGenerator, ProcessCounter
+from nasty_envs import COUNTER, LEVELS, LateGenerator, ProcessCounter
 from rl_training import TrainConfig
 from rl_training.cli import app
 from rl_training.config.loading import dump_yaml
@@ -27,6 +27,7 @@ from rl_training.runtime import transcript as transcripts
 from rl_training.runtime.result import TrainingInterrupted
 from rl_training.runtime.transcript import Start, Trajectory, Transcript, parse_transcript
 from rl_training.storage.checkpoints import find_checkpoint
+from rl_training.storage.runs import relevant_versions
 from training import Crash, StopAt, final_state, tiny_config
 
 
@@ -236,6 +237,21 @@ def test_verifying_leaves_nothing_behind_in_what_a_class_shares(tmp_path: Path) 
     run_dir = crashed(configs[1], 130)
     train_config(configs[1], resume=run_dir)
     assert final_state(run_dir) == final_state(straight)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_change_of_os_environ_ends_the_claim(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(COUNTER, "0")  # so that it is taken back
+    found = level_of("nasty_envs:EnvironCounter", kind)
+    assert found.level == "statistical"
+    assert "changes os.environ" in found.reason
+
+
+def test_another_hash_seed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    assert relevant_versions()["PYTHONHASHSEED"] == "random"
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    assert relevant_versions()["PYTHONHASHSEED"] == "7"
 
 
 def test_other_versions_are_named_and_end_the_claim(

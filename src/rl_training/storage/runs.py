@@ -275,6 +275,7 @@ def _entries(metadata: Mapping[str, Any], name: str) -> list[Any]:
 def relevant_versions(packages: Iterable[str] = ()) -> dict[str, str]:
     """What the last bits of a run depend on: versions, those of `packages` too, and the processor.
 
+    The hash seed decides on the order of a set of strings, in which an environment may choose.
     The release of the system's kernel is left out, which computes nothing.
     """
     libc = " ".join(platform.libc_ver())  # has the mathematical functions
@@ -282,6 +283,7 @@ def relevant_versions(packages: Iterable[str] = ()) -> dict[str, str]:
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()} {libc}".strip(),
         "cpu": cpu_model(),
+        "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED") or "random",
         **_package_versions(packages),
     }
 

@@ -248,10 +248,14 @@ class Encoder:
             self.refuse(path, f"a NumPy scalar of dtype {value.dtype}")
         return {"scalar": value.dtype.str, "hex": value.tobytes().hex()}
 
+    def check_dtype(self, value: np.ndarray, path: str) -> None:
+        """Refuse arrays of objects, of records and of nothing."""
+        if not _ARRAY_DTYPE.fullmatch(value.dtype.str) or value.dtype.itemsize == 0:
+            self.refuse(path, f"an array of dtype {value.dtype}")
+
     def _array(self, value: np.ndarray, path: str) -> dict[str, Node]:
+        self.check_dtype(value, path)
         dtype, flags = value.dtype, value.flags
-        if not _ARRAY_DTYPE.fullmatch(dtype.str) or dtype.itemsize == 0:
-            self.refuse(path, f"an array of dtype {dtype}")
         if flags.f_contiguous and not flags.c_contiguous:
             # Some reductions round differently along the other memory order.
             return self._array(value.T, path) | {"order": "F"}
@@ -422,7 +426,7 @@ class Decoder:
         leaf = self.take(node["array"])
         if "dtype" not in node and "shape" not in node:
             return leaf.numpy() if isinstance(leaf, Tensor) else leaf
-        dtype, shape = _array_dtype(_text(node["dtype"])), checked_shape(node["shape"])
+        dtype, shape = array_dtype(node["dtype"]), checked_shape(node["shape"])
         data = _raw(leaf)
         if math.prod(shape) * dtype.itemsize != data.nbytes:
             raise ValueError("the shape of an array does not match its number of bytes")
@@ -523,10 +527,12 @@ def _raw(leaf: Leaf) -> np.ndarray:
     return data
 
 
-def _array_dtype(name: str) -> np.dtype[Any]:
-    dtype = np.dtype(name) if _ARRAY_DTYPE.fullmatch(name) else None
+def array_dtype(name: object) -> np.dtype[Any]:
+    """The dtype of that name; ValueError unless an array of it can have been saved."""
+    text = _text(name)
+    dtype = np.dtype(text) if _ARRAY_DTYPE.fullmatch(text) else None
     if dtype is None or dtype.itemsize == 0:
-        raise ValueError(f"unknown array dtype {name[:20]!r}")
+        raise ValueError(f"unknown array dtype {text[:20]!r}")
     return dtype
 
 
@@ -537,5 +543,5 @@ def _scalar(dtype: str, data: bytes) -> np.generic:
     elif dtype == "S":
         scalar = np.bytes_(data)
     else:
-        (scalar,) = np.frombuffer(data, _array_dtype(dtype))
+        (scalar,) = np.frombuffer(data, array_dtype(dtype))
     return scalar

@@ -240,8 +240,8 @@ def _plain_digest(value: object, layers: Sequence[object]) -> int | None:
     except Exception:  # an object may not stand being looked at
         return None
     digest = zlib.crc32(text.encode())
-    for array in encoder.arrays.values():
-        flat = np.asarray(array).reshape(-1)
+    for array in (*encoder.met_arrays, *map(np.asarray, encoder.arrays.values())):
+        flat = array.reshape(-1)
         step = max(1, flat.nbytes // _MAX_ARRAY_BYTES)
         digest = zlib.crc32(flat[::step].tobytes(), digest)
     return digest

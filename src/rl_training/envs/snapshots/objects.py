@@ -10,6 +10,7 @@ Sharing and cycles are kept. To the kinds of the codec come
     {"function": "module:name", "cells": [...], "state": [...]}   {"cell": [...]}, a variable of one
     {"method": "module:name", "self": ...}        {"partial": ..., "arguments": [...]}
     {"space": [...]}                              the generators of a Gymnasium space
+    {"view": key, "offset": 8, "shape": [...], "strides": [...], ...}   in a buffer
 
 A set keeps its elements but not the order in which it is iterated, which depends on its history.
 """
@@ -27,8 +28,9 @@ from typing import Any, NoReturn
 import numpy as np
 from gymnasium import Space
 
-from rl_training.envs.snapshots import classes
+from rl_training.envs.snapshots import classes, shared_memory
 from rl_training.envs.snapshots.classes import SnapshotUnavailable
+from rl_training.envs.snapshots.shared_memory import Claims, Layout, Memory
 from rl_training.errors import CheckpointError
 from rl_training.storage.tree import MISSING, Decoder, Encoded, Encoder, Leaf, Node
 
@@ -48,6 +50,8 @@ class ObjectEncoder(Encoder):
         self._limit = MAX_VALUES if limit is None else limit
         self._layers = {id(layer): index for index, layer in enumerate(layers)}
         self._packages = classes.allowed_packages(layers) | classes.LIBRARIES
+        self.met_arrays: list[np.ndarray] = []
+        self._paths: list[str] = []  # of those arrays
         self._nodes: dict[int, dict[str, Node]] = {}
         self._table: dict[int, str] = {}
         self._alive: list[object] = []  # an id is a name only while its object lives
@@ -56,6 +60,7 @@ class ObjectEncoder(Encoder):
         self._level = 0
         self.mutable[types.SimpleNamespace] = self._namespace
         self.mutable[types.CellType] = self._cell
+        self.mutable[np.ndarray] = self._placeholder
         self._special: list[tuple[Callable[[Any], bool], Callable[[Any, str], Node]]] = [
             (lambda v: id(v) in self._layers, lambda v, _: {"layer": self._layers[id(v)]}),
             (classes.is_constant, lambda v, _: {"const": classes.constant_name(v)}),
@@ -109,6 +114,8 @@ class ObjectEncoder(Encoder):
 
     def finish(self, **nodes: Node) -> Encoded:
         """The nodes with the table of the objects that `ref` nodes point to; to be taken once."""
+        for group in shared_memory.overlapping(self.met_arrays):
+            self._place(group)
         table = {}
         for key, number in self._table.items():
             node = self._nodes[key]
@@ -128,6 +135,34 @@ class ObjectEncoder(Encoder):
     def refuse(self, path: str, found: str) -> NoReturn:
         """Raise the error for a value that cannot be encoded."""
         raise SnapshotUnavailable(f"{path} is {found}, which cannot be written as data")
+
+    def _placeholder(self, value: np.ndarray, path: str) -> dict[str, Node]:
+        """For an array, until all are known with which it may share memory."""
+        self.check_dtype(value, path)
+        if shared_memory.mapped_file(value):
+            self.refuse(path, "an array in a mapped file")
+        self.met_arrays.append(value)
+        self._paths.append(path)
+        return {"array": "", "dtype": value.dtype.str, "shape": list(value.shape)}
+
+    def _place(self, group: list[int]) -> None:
+        """Give arrays that overlap in memory their nodes."""
+        arrays = [self.met_arrays[index] for index in group]
+        alone, first = len(group) == 1, arrays[0]
+        if alone and shared_memory.has_plain_layout(first):
+            nodes = [self._array(first, "")]
+        elif not shared_memory.is_sparse(arrays):
+            buffer, layouts = shared_memory.stored(arrays)
+            key = self.put("", buffer)
+            nodes = [layout.node(key) for layout in layouts]
+        elif alone or not shared_memory.share_elements(arrays):
+            # Columns of a large table, say: their numbers, and where a live array must have them.
+            nodes = [self._array(a, "") | {"strides": list(a.strides)} for a in arrays]
+        else:
+            self.refuse(self._paths[group[0]], "one of several small views of a large array")
+        for array, node in zip(arrays, nodes, strict=True):
+            self._nodes[id(array)].clear()
+            self._nodes[id(array)].update(node)
 
     def _once(self, value: object, path: str) -> dict[str, Node]:
         key = id(value)
@@ -234,7 +269,10 @@ class ObjectDecoder(Decoder):
         self._packages = classes.allowed_packages(layers)
         self._shared: dict[str, Node] = state.node["shared"]
         self._restored: dict[str, Any] = {}
-        self._taken = {id(layer) for layer in layers} | _module_constants(layers)
+        constants = _module_constants(layers)
+        self._taken = {id(layer) for layer in layers} | constants.keys()
+        self._claims = Claims(value for value in constants.values() if type(value) is np.ndarray)
+        self._memories: dict[str, Memory] = {}
         self._alive: list[object] = []  # an id is a name only while its object lives
         self._number: str | None = None  # of the table's entry that is made next
         self.direct |= {
@@ -250,6 +288,7 @@ class ObjectDecoder(Decoder):
         self.make |= {
             "namespace": _make_namespace,
             "object": self._make_object,
+            "view": self._make_view,
             "function": _same_function,
             "cell": lambda _, old: old if type(old) is types.CellType else types.CellType(),
         }
@@ -262,7 +301,8 @@ class ObjectDecoder(Decoder):
         self.fill |= fill
         self.optional |= {"object": {"attributes"}, "enum": {"member"}, "named": {"items"}}
         self.optional |= {"function": {"cells", "state"}, "method": {"self"}}
-        self.optional |= {"partial": {"arguments"}}
+        self.optional |= {"partial": {"arguments"}, "view": set(Layout._fields)}
+        self.optional["array"] = self.optional["array"] | {"strides"}
 
     def attributes(
         self, owner: object, nodes: dict[str, Node], path: str, skipped: Container[str] = ()
@@ -403,6 +443,28 @@ class ObjectDecoder(Decoder):
             raise CheckpointError(f"{node['object']!r:.80} is not a class with plain attributes")
         return old if type(old) is cls else object.__new__(cls)
 
+    def _make_array(self, node: dict[str, Node], old: object) -> np.ndarray:
+        if not isinstance(old, np.ndarray) or not self._claims.free(old):
+            return super()._make_array(node, MISSING)
+        # Along other strides, sums may round differently.
+        plain = np.empty(old.shape, old.dtype, node.get("order", "C")).strides
+        kept = tuple(node.get("strides", plain)) == old.strides
+        array = super()._make_array(node, old if kept else MISSING)
+        if array is old:
+            self._claims.add(old)
+        return array
+
+    def _make_view(self, node: dict[str, Node], old: object) -> np.ndarray:
+        key = node["view"]
+        if key not in self._memories:
+            saved = self.take(key)
+            if not isinstance(saved, np.ndarray) or saved.dtype != np.uint8 or saved.ndim != 1:
+                raise ValueError("a view of something else than bytes")
+            layout = Layout.read(node, saved.size)
+            self._memories[key] = Memory(saved, layout, old, self._claims)
+        memory = self._memories[key]
+        return memory.view(Layout.read(node, memory.size), old)
+
     def _class(self, name: object, live: type) -> type:
         """The class of that name: the one of the live value, or one of the environment's."""
         if isinstance(name, str) and classes.class_name(live) == name:
@@ -440,8 +502,8 @@ def _same_function(node: dict[str, Node], old: object) -> types.FunctionType:
     return old
 
 
-def _module_constants(layers: Sequence[object]) -> set[int]:
-    """The ids of values at module or class level in the packages of the layers' classes.
+def _module_constants(layers: Sequence[object]) -> dict[int, object]:
+    """The values, by id, at module or class level in the packages of the layers' classes.
 
     An env may hold one of them (`self.piece = SHAPES[2]`); writing to it would change the constant.
     """
@@ -451,13 +513,13 @@ def _module_constants(layers: Sequence[object]) -> set[int]:
     names |= {name for name in list(sys.modules) if name.partition(".")[0] in ours - {"gymnasium"}}
     pending: list[Any] = [vars(sys.modules[name]) for name in names if sys.modules.get(name)]
     pending += [dict(vars(base)) for base in bases]
-    found: set[int] = set()
+    found: dict[int, object] = {}
     while pending and len(found) < _MAX_CONSTANTS:
         inside = pending.pop()
         for value in list(inside.values() if isinstance(inside, dict) else inside):
             if id(value) in found or not _may_hold_state(value):
                 continue
-            found.add(id(value))
+            found[id(value)] = value
             if isinstance(value, _CONTAINERS):
                 pending.append(value)
     return found

@@ -6,6 +6,7 @@ A state is data only, in the codec of `storage.tree`. It comes from the environm
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -36,6 +37,7 @@ _ASYNC_KEPT = frozenset(
     {"action_space", "single_action_space", "observation_space", "single_observation_space"}
     | {"observations", "_steps", "_seeds", "_seeded_at"}
 )
+_ENVIRON = "it changes os.environ, which no checkpoint holds"
 _IN_WORKERS = (AsyncVectorEnv, QuickAsyncVectorEnv)
 
 
@@ -50,6 +52,7 @@ class SnapshotEnv(gym.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self.env_index = env_index
         self._generators: list[Any] | None = None
+        self._environ: dict[str, str] = {}
 
     def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """One step of the env."""
@@ -65,7 +68,7 @@ class SnapshotEnv(gym.Wrapper[Any, Any, Any, Any]):
             self.observation_space.seed(seed)
         obs, info = self.env.reset(seed=seed, options=options)
         if self._generators is None:
-            self._generators = probe.global_generators()
+            self._generators, self._environ = probe.global_generators(), dict(os.environ)
         return _copied(obs), info
 
     # An exception would end a worker of Gymnasium's, so trouble is returned as text.
@@ -77,11 +80,14 @@ class SnapshotEnv(gym.Wrapper[Any, Any, Any, Any]):
     def save_state(self) -> dict[str, Any]:
         """`{"state": encoded}`, or `{"unavailable": reason}`; asked of an environment in a worker.
 
-        A worker's global generators are its environment's, and no checkpoint holds them.
+        A worker's global generators and `os.environ` are its environment's, and no checkpoint holds
+        them.
         """
         if not probe.bitwise_equal(self._generators, probe.global_generators()):
             reason = "it draws from a global random generator in its worker"
             return {"unavailable": f"env {self.env_index}: {reason}"}
+        if self._environ != dict(os.environ):
+            return {"unavailable": f"env {self.env_index}: {_ENVIRON}"}
         try:
             return {"state": save_env_state(self)}
         except SnapshotUnavailable as error:
@@ -253,12 +259,15 @@ def _find_level(
     actions = probe.endless_actions(first, seed=seed)
     start, info = first.reset(seed=seed)
     start, initial = probe.copy_or_digest(start), _global_state(first)
+    environ = dict(os.environ)
     beyond = int(np.random.default_rng(seed).integers(10, 31))
     before = probe.play_past_episode_end(first, actions, beyond=beyond, info=info)
     trouble = _restore_trouble(first, second := build(), initial, seed)
     after = probe.play_past_episode_end(first, actions, beyond=20, info=before.info)
     if not trouble:
         trouble = _replay_trouble(first, second, after)
+    if environ != dict(os.environ):
+        return ResumeLevel("statistical", _ENVIRON)
     if not trouble:
         return ResumeLevel(
             "exact",

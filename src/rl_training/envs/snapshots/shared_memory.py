@@ -1,0 +1,245 @@
+"""Arrays that are views of the same memory: as data, and as views of one buffer again.
+
+`state = np.zeros(4); position = state[:2]` is one memory with two arrays on it. It is stored once,
+and each array says where in it its numbers are: a forged layout that leaves the buffer is refused
+before anything is made of it.
+"""
+
+from __future__ import annotations
+
+import mmap
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+
+from rl_training.storage.tensor_file import checked_shape
+from rl_training.storage.tree import Node, array_dtype
+
+_ALIGNMENT = 16  # of what NumPy allocates
+_GAPS = 4  # bytes stored for each byte that an array shows, where a buffer is not small
+_SMALL = 1 << 20
+_MAX_COMPARED = 100
+_MAX_WORK = 10_000
+
+
+class Span(NamedTuple):
+    """Addresses from the first byte to the one after the last."""
+
+    low: int
+    high: int
+
+
+def span_of(array: np.ndarray) -> Span:
+    """Where an array lies in memory, with the gaps between its elements."""
+    low = high = int(array.__array_interface__["data"][0])
+    for length, stride in zip(array.shape, array.strides, strict=True):
+        reach = (length - 1) * stride
+        low, high = low + min(reach, 0), high + max(reach, 0)
+    return Span(low, high + array.itemsize)
+
+
+def overlapping(arrays: Sequence[np.ndarray]) -> list[list[int]]:
+    """The indices of the arrays, in groups that overlap in memory; empty arrays overlap nothing.
+
+    Their order follows from the indices alone, as addresses differ from process to process.
+    """
+    spans = {index: span_of(array) for index, array in enumerate(arrays) if array.size}
+    groups = [[index] for index, array in enumerate(arrays) if not array.size]
+    end = -1
+    for index in sorted(spans, key=spans.__getitem__):
+        if spans[index].low >= end:
+            groups.append([])
+        groups[-1].append(index)
+        end = max(end, spans[index].high)
+    return sorted(map(sorted, groups))
+
+
+def has_plain_layout(array: np.ndarray) -> bool:
+    """Whether its numbers alone, in C or Fortran order, make the array again."""
+    flags = array.flags
+    return not array.size or (flags.writeable and (flags.c_contiguous or flags.f_contiguous))
+
+
+def is_sparse(arrays: Sequence[np.ndarray]) -> bool:
+    """Whether most of the memory that the arrays span would be stored for nothing."""
+    spans = [span_of(array) for array in arrays]
+    size = max(high for _, high in spans) - min(low for low, _ in spans)
+    return size > max(_SMALL, _GAPS * sum(_once(array).nbytes for array in arrays))
+
+
+def share_elements(arrays: Sequence[np.ndarray]) -> bool:
+    """Whether any two of the arrays have an element in common, or may have."""
+    if len(arrays) > _MAX_COMPARED:
+        return True
+    pairs = combinations(map(_once, arrays), 2)
+    shares: Callable[..., bool] = np.shares_memory  # NumPy's types know no other limit than none
+    try:
+        return any(shares(*pair, max_work=_MAX_WORK) for pair in pairs)
+    except np.exceptions.TooHardError:
+        return True
+
+
+def mapped_file(array: np.ndarray) -> bool:
+    """Whether writing to the array would write to a file."""
+    owner: object = array
+    while isinstance(owner, np.ndarray | memoryview):
+        inner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+        if inner is None:
+            break
+        owner = inner
+    return isinstance(owner, mmap.mmap) and array.flags.writeable
+
+
+class Layout(NamedTuple):
+    """Where in a buffer the elements of an array are; `start` is the buffer's address modulo 16."""
+
+    dtype: np.dtype[np.generic]
+    start: int
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    writeable: bool
+
+    @classmethod
+    def of(cls, array: np.ndarray, low: int) -> Layout:
+        """The layout of an array on the memory from `low` on."""
+        offset = int(array.__array_interface__["data"][0]) - low
+        flags = array.flags
+        return cls(
+            array.dtype, low % _ALIGNMENT, offset, array.shape, array.strides, flags.writeable
+        )
+
+    @classmethod
+    def read(cls, node: dict[str, Node], size: int) -> Layout:
+        """The layout in a node; ValueError unless all of it is inside a buffer of that size."""
+        dtype, shape = array_dtype(node["dtype"]), tuple(checked_shape(node["shape"]))
+        start, offset, strides = node["start"], node["offset"], node["strides"]
+        numbers = isinstance(strides, list) and all(
+            type(number) is int for number in (start, offset, *strides)
+        )
+        if not numbers or len(strides) != len(shape) or type(node["writeable"]) is not bool:
+            raise ValueError("a view without whole numbers for its layout")
+        reaches = [(n - 1) * stride for n, stride in zip(shape, strides, strict=True)]
+        low = offset + sum(reach for reach in reaches if reach < 0)
+        high = offset + sum(reach for reach in reaches if reach > 0) + dtype.itemsize
+        if not (0 <= start < _ALIGNMENT and low >= 0 and high <= size and 0 not in shape):
+            raise ValueError("a view reaches beyond its buffer")
+        return cls(dtype, start, offset, shape, tuple(strides), node["writeable"])
+
+    def node(self, key: str) -> dict[str, Node]:
+        """The layout as data, for the buffer of that name."""
+        return (
+            {"view": key}
+            | self._asdict()
+            | {
+                "dtype": self.dtype.str,
+                "shape": list(self.shape),
+                "strides": list(self.strides),
+            }
+        )
+
+    def on(self, memory: np.ndarray, shift: int = 0) -> np.ndarray:
+        """The array on such memory, writeable."""
+        array: np.ndarray = np.ndarray(
+            self.shape, self.dtype, memory, self.offset + shift, self.strides
+        )
+        return array
+
+    def fits(self, array: object) -> bool:
+        """Whether an array is laid out like this, wherever it is."""
+        if type(array) is not np.ndarray:
+            return False
+        same = array.dtype == self.dtype and array.shape == self.shape
+        return same and array.strides == self.strides and array.flags.writeable == self.writeable
+
+
+def stored(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, list[Layout]]:
+    """The memory of overlapping arrays as bytes, zero where none has an element; their layouts."""
+    spans = [span_of(array) for array in arrays]
+    low, high = min(low for low, _ in spans), max(high for _, high in spans)
+    buffer = np.zeros(high - low, np.uint8)
+    layouts = [Layout.of(array, low) for array in arrays]
+    for array, layout in zip(arrays, layouts, strict=True):
+        _once(layout.on(buffer))[...] = _once(array)
+    return buffer, layouts
+
+
+class Claims:
+    """Memory that belongs to a restored array already, so that no other is written over it."""
+
+    def __init__(self, arrays: Iterable[np.ndarray] = ()) -> None:
+        self._lows: list[int] = []
+        self._highs: list[int] = []
+        for array in arrays:
+            self.add(array)
+
+    def free(self, array: np.ndarray) -> bool:
+        """Whether nobody has claimed a byte of what the array spans."""
+        return not array.size or not any(True for _ in self._overlapped(span_of(array)))
+
+    def add(self, array: np.ndarray) -> None:
+        """Claim what the array spans."""
+        if not array.size:
+            return
+        low, high = span_of(array)
+        met = list(self._overlapped(Span(low, high)))
+        if met:
+            low, high = min(low, self._lows[met[0]]), max(high, self._highs[met[-1]])
+            del self._lows[met[0] : met[-1] + 1], self._highs[met[0] : met[-1] + 1]
+        at = bisect_left(self._lows, low)
+        self._lows.insert(at, low)
+        self._highs.insert(at, high)
+
+    def _overlapped(self, span: Span) -> Iterator[int]:
+        yield from range(bisect_right(self._highs, span.low), bisect_left(self._lows, span.high))
+
+
+class Memory:
+    """A buffer that is restored: of its own, or in the memory of a live array laid out alike."""
+
+    def __init__(self, saved: np.ndarray, first: Layout, old: object, claims: Claims) -> None:
+        self.size = saved.size
+        self._saved = saved
+        self._shift = first.start
+        self._memory = np.zeros(first.start + saved.size, np.uint8)
+        self._memory[first.start :] = saved
+        self._live = False
+        # The memory of a read-only array may be that of a constant.
+        if isinstance(old, np.ndarray) and first.fits(old) and first.writeable:
+            self._move(first, old, claims)
+
+    def view(self, layout: Layout, old: object) -> np.ndarray:
+        """The array of that layout: `old` if it lies there already."""
+        array = layout.on(self._memory, self._shift)
+        if self._live:
+            _once(array)[...] = _once(layout.on(self._saved))
+        array.flags.writeable = layout.writeable
+        if isinstance(old, np.ndarray) and layout.fits(old) and span_of(old) == span_of(array):
+            return old
+        return array
+
+    def _move(self, first: Layout, old: np.ndarray, claims: Claims) -> None:
+        root = old
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        if not (root.flags.writeable and (root.flags.c_contiguous or root.flags.f_contiguous)):
+            return
+        low, high = span_of(root)
+        shift = int(old.__array_interface__["data"][0]) - first.offset - low
+        if shift < 0 or shift + self._saved.size > high - low:
+            return
+        flat = root if root.flags.c_contiguous else root.T
+        memory = np.ndarray((high - low,), np.uint8, flat)
+        target = memory[shift : shift + self._saved.size]
+        if claims.free(target):
+            claims.add(target)
+            self._memory, self._shift, self._live = memory, shift, True
+
+
+def _once(array: np.ndarray) -> np.ndarray:
+    """The array without the repetitions of a broadcast."""
+    index = (*(slice(None) if stride else slice(1) for stride in array.strides), ...)
+    return array[index]
