@@ -10,7 +10,7 @@ import pytest
 from rl_training.config.actor_critic import DrQConfig
 from rl_training.data.prioritized_replay import PrioritizedReplayBuffer
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.data.types import EnvSpec, Transitions
+from rl_training.data.types import Batch, EnvSpec, Transitions
 from rl_training.errors import ConfigError, EnvError
 
 CHANNELS, SIDE = 2, 3
@@ -110,21 +110,26 @@ def test_every_batch_is_as_if_whole_stacks_were_kept(
     buffer = build(frames, num_envs, n_step=n_step, prioritized=prioritized)
     play = Play(frames, num_envs, seed=frames)
     seen: set[int] = set()
-    for count in range(100):  # several times round the rings
-        buffer.add(play.step())
-        if not len(buffer):
-            continue
-        batch = buffer.sample(8)
-        for row in range(8):
-            number = int(batch.action[row, 0])
+
+    def check(batch: Batch) -> None:
+        for row, number in enumerate(batch.action[:, 0].int().tolist()):
             seen.add(number)
             obs, _, _, _ = play.truth[number]
             total, factor, following = play.expected(number, n_step, 0.5)
-            assert np.array_equal(batch.obs[row], obs), (count, number)
-            assert np.array_equal(batch.next_obs[row], following), (count, number)
+            assert np.array_equal(batch.obs[row], obs), number
+            assert np.array_equal(batch.next_obs[row], following), number
             assert float(batch.reward[row]) == pytest.approx(total)
             assert float(batch.discount[row]) == pytest.approx(factor)
+
+    for _ in range(100):  # several times round the rings
+        buffer.add(play.step())
+        if len(buffer):
+            check(buffer.sample(8))
     assert len(seen) > 0.8 * len(play.truth)
+    other = build(frames, 5 - num_envs, n_step=n_step, prioritized=prioritized)
+    other.take_over(buffer.state_dict())
+    assert len(other) > 8
+    check(other.sample(32))
 
 
 @pytest.mark.parametrize("frames", [2, 4])

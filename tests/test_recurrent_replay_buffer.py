@@ -352,6 +352,21 @@ def test_a_saved_buffer_of_another_shape_is_refused(changed: dict[str, Any], nam
     assert tree_hash(other.state_dict()) == before
 
 
+def test_chunks_are_taken_over_by_another_number_of_environments() -> None:
+    buffer = make(num_envs=2, gamma=0.5)
+    for t in range(7):
+        buffer.add(vector_step(Row(t, first=t == 0), Row(100 + t, first=t == 0)))
+    other = make(num_envs=1, gamma=0.25)
+    other.take_over(join(*split(buffer.state_dict())))
+    assert len(other) == len(buffer) == 12  # two chunks of three each; the rest was not finished
+    batch = other.sample(64)
+    assert set(batch.discount[batch.mask].tolist()) == {0.25}
+    other.add(vector_step(Row(7, first=True)))
+    assert len(other) == 12
+    with pytest.raises(CheckpointError, match="rows"):
+        make(num_envs=1, sequence_length=4).take_over(buffer.state_dict())
+
+
 @pytest.mark.parametrize("num_envs", [1, 3])
 @pytest.mark.parametrize(
     "hyper",

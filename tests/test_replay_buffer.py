@@ -323,6 +323,46 @@ def test_any_sequence_of_steps_and_saves_equals_a_list(data: st.DataObject) -> N
             buffer = restored
     assert len(buffer) == len(model.content())
     assert everything(buffer) == model.content()
+    others = data.draw(st.integers(1, 4))
+    other = ReplayBuffer(
+        SPEC, capacity=others * data.draw(st.integers(30, 40)), num_envs=others, gamma=0.25
+    )
+    other.take_over(join(*split(buffer.state_dict())))
+    assert everything(other) == {
+        (obs, after, gone and 0.25) for obs, after, gone in model.content()
+    }
+
+
+def test_a_smaller_buffer_takes_over_the_newest_transitions() -> None:
+    buffer = ReplayBuffer(SPEC, capacity=40, num_envs=2)
+    for t in range(20):  # of both environments, the ends of whose episodes differ
+        ends = [t % 5 == 4, t % 3 == 2]
+        begins = [t % 5 == 0, t % 3 == 0]
+        buffer.add(
+            steps([(100 * i + t, 100 * i + t + 1, begins[i], ends[i], True) for i in range(2)])
+        )
+    single = ReplayBuffer(SPEC, capacity=10, gamma=0.5)
+    single.take_over(buffer.state_dict())
+    # Newest are 15-19 and 118-119, before them 115-117; each episode has a row more.
+    held = {obs for obs, _, _ in everything(single)}
+    assert held <= {*range(15, 20), *range(115, 120)}
+    assert {118, 119} <= held
+    again = ReplayBuffer(SPEC, capacity=10, gamma=0.25)
+    again.take_over(single.state_dict())
+    kept = ReplayBuffer(SPEC, capacity=10, gamma=0.25)
+    kept.load_state_dict(join(*split(again.state_dict())))
+    assert {discount for _, _, discount in everything(kept)} == {0.0, 0.25}
+
+
+def test_a_forged_shape_to_take_over_is_refused() -> None:
+    buffer = ReplayBuffer(SPEC, capacity=8)
+    buffer.add(one_step(1, 2, first=True))
+    saved = buffer.state_dict()
+    for forged in ({"rows": 1}, {"num_envs": 0}, {"rows": "9"}, {"num_envs": 3}):
+        with pytest.raises(CheckpointError):
+            ReplayBuffer(SPEC, capacity=20).take_over(saved | forged)
+    with pytest.raises(ReplayTooLarge):
+        ReplayBuffer(SPEC, capacity=20).take_over(saved | {"rows": 2**50, "extent": 2**50})
 
 
 # n-step sums.

@@ -260,27 +260,43 @@ class RecurrentReplayBuffer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved buffer of the same shape."""
-        for name, number in self._shape.items():
+        self._load_chunks(state, self._shape)
+        pending = saved_value(state, "pending")
+        for name, rows in self._pending.items():
+            rows[:] = saved_array(pending, name, rows)
+        self._check_choices(self._pending)
+        high = self.rows - 1  # a chunk that is full is stored at once
+        self._filled[:] = saved_array(state, "filled", self._filled, low=0, high=high)
+        self._unsaved[:] = saved_array(state, "unsaved", self._unsaved, low=0, high=high)
+        set_generator_state(self._rng, saved_value(state, "rng"))
+
+    def take_over(self, state: dict[str, Any]) -> None:
+        """Begin with the chunks of another run, whatever its number of environments."""
+        self._load_chunks(state, {k: v for k, v in self._shape.items() if k != "num_envs"})
+        discount = self._chunks["discount"]
+        other = (discount != 0) & (discount != np.float32(self.gamma))
+        if other.any():
+            discount[other] = self.gamma
+            self._log = self._new_log()  # what was saved of the chunks has the other run's gamma
+
+    def _load_chunks(self, state: dict[str, Any], shape: dict[str, int]) -> None:
+        for name, number in shape.items():
             if (saved := saved_value(state, name)) != number:
                 raise CheckpointError(
                     f"the saved replay buffer has {name} {saved!r:.20}, this one has {number}; "
                     "resume with the network, sequences, buffer size and num_envs of the saved run"
                 )
-        stored, pending = saved_count(state, "stored"), saved_value(state, "pending")
+        stored = saved_count(state, "stored")
         self._log = self._new_log()  # what was saved of the chunks before is not theirs any more
         self._log.load(saved_value(state, "chunks"), np.array([stored]))
         self._stored = stored
-        for name, rows in self._pending.items():
-            rows[:] = saved_array(pending, name, rows)
+        self._check_choices(self._chunks)
+
+    def _check_choices(self, rows: dict[str, np.ndarray]) -> None:
         if (last := self.spec.max_discrete_action) is not None:
-            for room in (self._chunks, self._pending):
-                check_bounds("action", room["action"], low=0, high=last)
-                if self.spec.masked:
-                    check_stored(self.spec, room["illegal"])
-        high = self.rows - 1  # a chunk that is full is stored at once
-        self._filled[:] = saved_array(state, "filled", self._filled, low=0, high=high)
-        self._unsaved[:] = saved_array(state, "unsaved", self._unsaved, low=0, high=high)
-        set_generator_state(self._rng, saved_value(state, "rng"))
+            check_bounds("action", rows["action"], low=0, high=last)
+            if self.spec.masked:
+                check_stored(self.spec, rows["illegal"])
 
 
 def chunks_for(capacity: int, sequence_length: int) -> int:

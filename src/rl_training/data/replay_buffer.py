@@ -362,6 +362,83 @@ class ReplayBuffer:
             raise CheckpointError("valid: expected a transition among the rows, found none")
         set_generator_state(self._rng, saved_value(state, "rng"))
 
+    def take_over(self, state: dict[str, Any]) -> None:
+        """Begin with the transitions of another run, whatever its size and number of environments.
+
+        In rings of another shape they are stored anew, the oldest episodes first, and a subclass
+        treats them as new.
+        """
+        if (saved_value(state, "rows"), saved_value(state, "num_envs")) == (
+            self._rows,
+            self.num_envs,
+        ):
+            self.load_state_dict(state)
+            other = self._valid & (self._discount != 0) & (self._discount != np.float32(self.gamma))
+            if other.any():
+                self._discount[other] = self.gamma
+                self._log = self._new_log()  # what was saved of the rows has the other run's gamma
+            return
+        source = self._other(state)
+        lanes: list[list[np.ndarray]] = [[] for _ in range(self.num_envs)]
+        filled = np.zeros(self.num_envs, np.int64)
+        for piece in source._pieces(max(100, self._rows // 8)):
+            lanes[lane := int(filled.argmin())].append(piece)
+            filled[lane] += len(piece)
+        slots = np.zeros((int(filled.max()), self.num_envs), np.int64)
+        first, valid = np.zeros((2, *slots.shape), np.bool_)
+        for lane, pieces in enumerate(lanes):
+            for piece, end in zip(pieces, np.cumsum([len(piece) for piece in pieces]), strict=True):
+                slots[end - len(piece) : end, lane] = piece
+                first[end - len(piece), lane] = True
+            valid[: filled[lane], lane] = True
+        for row in range(len(slots)):
+            self.add(source._transitions(slots[row], first[row], valid[row]))
+
+    def _other(self, state: dict[str, Any]) -> ReplayBuffer:
+        """A buffer of the shape of a saved one, with what it holds."""
+        rows = saved_count(state, "rows", low=self.spec.frames + 1)
+        num_envs = saved_count(state, "num_envs", low=1)
+        written = saved_count(state, "extent", high=rows) * num_envs
+        refuse_if_too_large(ReplayBuffer.predicted_bytes(self.spec, written, num_envs), written)
+        capacity = (rows - self.spec.frames) * num_envs
+        other = ReplayBuffer(self.spec, capacity=capacity, num_envs=num_envs)
+        other.load_state_dict(state)
+        return other
+
+    def _pieces(self, longest: int) -> list[np.ndarray]:
+        """Slots of consecutive transitions, of an episode each; older ones first."""
+        found: list[tuple[int, np.ndarray]] = []
+        for base, position in zip(self._base.tolist(), self._position.tolist(), strict=True):
+            numbers = np.arange(max(position + 1 - self._rows, 0), position + 1)
+            numbers = numbers[self._valid[base + numbers % self._rows]]
+            for episode in np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1):
+                for begin in range(0, len(episode), longest):
+                    piece = episode[begin : begin + longest]
+                    found.append((position - int(piece[-1]), base + piece % self._rows))
+        return [slots for _, slots in sorted(found, key=lambda item: -item[0])]
+
+    def _transitions(self, slots: np.ndarray, first: np.ndarray, valid: np.ndarray) -> Transitions:
+        """What is in the slots, a row each, as it was added."""
+        obs = np.zeros((len(slots), *self.spec.obs_shape), self.spec.obs_dtype)
+        next_obs, successors = np.zeros_like(obs), self._successors(slots)
+        self._observations.gather(slots, obs)
+        self._observations.gather(successors, next_obs)
+        masks: dict[str, Any] = {}
+        if self._illegal is not None:
+            for name, where in (("legal", slots), ("next_legal", successors)):
+                masks[name] = unpacked(self._illegal[where], self.spec.policy_outputs)
+        return Transitions(
+            obs=obs,
+            action=self._action[slots],
+            reward=self._reward[slots],
+            next_obs=next_obs,
+            terminated=self._discount[slots] == 0,
+            truncated=np.zeros(len(slots), np.bool_),
+            first=first,
+            valid=valid,
+            **masks,
+        )
+
     def _written(self, array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(self._written_view(array))
 

@@ -82,12 +82,13 @@ class WarmStart:
             saved = self.checkpoint.read("replay")
             if isinstance(saved, dict) and "rng" in saved:
                 saved = {**saved, "rng": buffer.state_dict()["rng"]}  # runs with other seeds differ
+            # A custom buffer need not know how to take over one of another shape.
+            take_over = getattr(buffer, "take_over", buffer.load_state_dict)
             try:
-                buffer.load_state_dict(saved)
+                take_over(saved)
             except CheckpointError as error:
                 raise CheckpointError(
-                    f"replay: {error}. Or leave out replay of init_parts: only a buffer of the "
-                    "same kind and size, with as many environments, can take it over"
+                    f"replay: {error}. Or leave replay out of init_parts"
                 ) from error
             self.taken["replay"] = f"{len(buffer):,} entries"
 
