@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rl_training.data.observations import Part, part_tensor
+from rl_training.data.observations import Part, part_tensor, without_names
 from rl_training.data.types import EnvSpec
 from rl_training.errors import ConfigError
 from rl_training.models.blocks import MLP, Layers
@@ -88,6 +88,7 @@ class PartConvolutions(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Features (batch, size)."""
+        rows = without_names(rows)
         images = zip(self.convolutions, self._images, strict=True)
         features = [convolutions(part_tensor(rows, part)) for convolutions, part in images]
         return torch.cat([*features, *(part_tensor(rows, part) for part in self._vectors)], 1)
