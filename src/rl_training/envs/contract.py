@@ -43,7 +43,7 @@ def tuple_problem(call: str, answer: object) -> str:
     return f"expected ({', '.join(names)}) from {call}, found {described(answer)}"
 
 
-def answer_problems(call: str, space: Space, answer: Any) -> Iterator[Problem]:
+def answer_problems(call: str, space: Space, answer: tuple[object, ...]) -> Iterator[Problem]:
     """What is wrong with the parts of an answer that is a tuple of the right length."""
     parts = dict(zip(_ANSWERS[call], answer, strict=True))
     if "reward" in parts:
@@ -61,9 +61,12 @@ def answer_problems(call: str, space: Space, answer: Any) -> Iterator[Problem]:
             yield problem._replace(where=name)
 
 
-def answer_problem(call: str, space: Space, answer: Any) -> str:
+def answer_problem(call: str, space: Space, answer: object) -> str:
     """The first reason why training cannot take an answer; empty if there is none."""
-    return tuple_problem(call, answer) or _first_error(answer_problems(call, space, answer))
+    if problem := tuple_problem(call, answer):
+        return problem
+    assert isinstance(answer, tuple)
+    return _first_error(answer_problems(call, space, answer))
 
 
 def _first_error(problems: Iterable[Problem]) -> str:
@@ -72,7 +75,7 @@ def _first_error(problems: Iterable[Problem]) -> str:
     return next((f"{problem.where}{problem.text}" for problem in errors), "")
 
 
-def _reward_problems(reward: Any) -> Iterator[Problem]:
+def _reward_problems(reward: object) -> Iterator[Problem]:
     if not (isinstance(reward, (int, float, np.generic, np.ndarray)) and np.ndim(reward) == 0):
         yield Problem("error", "api", f": expected a number, found {described(reward)}", "reward")
     elif not np.isfinite(reward):

@@ -38,12 +38,14 @@ class ActionMaskInfo(gym.Wrapper[Any, Any, Any, Any]):
     already built needs it around each of its environments.
     """
 
-    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """The first observation, and its mask in the info."""
-        obs, info = self.env.reset(**kwargs)
+        obs, info = self.env.reset(seed=seed, options=options)
         return obs, self._with_mask(info)
 
-    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """The environment's answer, and the mask of its observation in the info."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         return obs, reward, terminated, truncated, self._with_mask(info)
@@ -60,12 +62,14 @@ class HideActionMask(gym.Wrapper[Any, Any, Any, Any]):
     For comparisons. What an illegal action then does is up to the environment.
     """
 
-    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """The first observation."""
-        obs, info = self.env.reset(**kwargs)
+        obs, info = self.env.reset(seed=seed, options=options)
         return obs, _without_mask(info)
 
-    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """The environment's answer."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         return obs, reward, terminated, truncated, _without_mask(info)
@@ -127,7 +131,7 @@ def predicted_masks(spec: EnvSpec, given: object, rows: int, *, single: bool) ->
     return _checked(spec, masks, np.ones(rows, np.bool_))
 
 
-def legal_action(space: spaces.Space[Any], action: Any, info: Mapping[str, Any]) -> Any:
+def legal_action(space: spaces.Space[Any], action: object, info: Mapping[str, Any]) -> Any:
     """An action, or actions of a vector environment, with other choices where they are illegal.
 
     `info` belongs to the observation that is acted on. Where it has no mask, or one that does not
@@ -143,7 +147,7 @@ def legal_action(space: spaces.Space[Any], action: Any, info: Mapping[str, Any])
     sizes = np.ravel(space.nvec) if isinstance(space, spaces.MultiDiscrete) else [int(space.n)]
     if mask.shape != (sum(sizes),):
         return action
-    choices = np.ravel(action).copy()
+    choices = np.array(action).ravel()
     for part, legal in enumerate(np.split(mask, np.cumsum(sizes)[:-1])):
         number = int(choices[part] - start[part])
         if not legal[number] and legal.any():

@@ -52,7 +52,7 @@ class PointPixels(gym.Env[Any, Any]):
         self.point, self.target = self.np_random.uniform(-1, 1, (2, 2))
         return self._observation(), {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Move the point."""
         move = SPEED * np.clip(np.asarray(action, np.float64), -1, 1)
         self.point = np.clip(self.point + move, -1, 1)
@@ -103,7 +103,7 @@ class PointPixelsTarget(PointPixels):
         if discrete:
             self.action_space = Discrete(9)
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Move the point."""
         return super().step(np.subtract(divmod(action, 3), 1) if self.discrete else action)
 

@@ -352,7 +352,7 @@ class PartsCodec:
     def _named(self, name: str) -> Part:
         return next(part for part in self.parts if part.name == name)
 
-    def encode(self, obs: Any) -> np.ndarray:
+    def encode(self, obs: object) -> np.ndarray:
         """One row per environment."""
         values = [part.encode(_at(obs, path)) for path, part in self._codecs.items()]
         if self._side_by_side:
@@ -362,7 +362,7 @@ class PartsCodec:
             part_array(rows, place)[...] = value
         return rows
 
-    def batched(self, obs: Any) -> object:
+    def batched(self, obs: object) -> object:
         """Each part as a batch of one, by its path."""
         return _Batched({path: part.batched(_at(obs, path)) for path, part in self._codecs.items()})
 
@@ -379,7 +379,7 @@ class PartsCodec:
             raise UsageError(f"observation: the entries are batches of {sorted(sizes)} rows")
         return all(batched)
 
-    def _check_keys(self, obs: Any, path: tuple[Any, ...]) -> None:
+    def _check_keys(self, obs: object, path: tuple[Any, ...]) -> None:
         """Refuse an observation whose keys are not those of the space on the way to a part."""
         for depth in range(len(path)):
             before = path[:depth]

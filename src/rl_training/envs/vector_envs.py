@@ -152,7 +152,7 @@ class QuickSyncVectorEnv(SeedRecord, SyncVectorEnv[Any, Any]):
         """Step every environment, and reset those whose episode ended."""
         infos: dict[str, Any] = {}
         busy, call = self._busy, "step"
-        answer: Any = None  # of the environment at work
+        answer: object = None  # of the environment at work
         self._steps += 1
         if len(actions) < self.num_envs:
             raise IndexError(f"expected {self.num_envs} actions, found {len(actions)}")
@@ -231,6 +231,7 @@ class QuickSyncVectorEnv(SeedRecord, SyncVectorEnv[Any, Any]):
         """Warn of a dtype that is converted: of its first answers, once, as it would cost time."""
         self._looks_at = tuple(name for name in self._looks_at if name != call)
         with suppress(Exception):  # an answer of another shape has an error of its own
+            assert isinstance(answer, tuple)
             for problem in answer_problems(call, self.single_observation_space, answer):
                 if problem.topic == "dtypes" and problem.mark == "warning":
                     self._looks_at = ()
@@ -268,7 +269,7 @@ class OneOfVector(gym.Env[Any, Any]):
         ends = bool(terminated[0]), bool(truncated[0])
         return self._only(obs), float(reward[0]), *ends, _with_its_mask(info)
 
-    def _only(self, obs: Any) -> Any:
+    def _only(self, obs: object) -> Any:
         if isinstance(obs, np.ndarray):
             return obs[0]
         return next(iter(iterate(self._venv.observation_space, obs)))

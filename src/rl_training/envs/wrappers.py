@@ -100,9 +100,11 @@ class PreviousActionReward(gym.Wrapper[np.ndarray, Any, np.ndarray, Any]):
         )
         self._no_action = np.zeros(extra.shape, np.float32)
 
-    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         """The first observation, before any action."""
-        obs, info = self.env.reset(**kwargs)
+        obs, info = self.env.reset(seed=seed, options=options)
         return self._joined(obs, self._no_action, 0.0), info
 
     def step(self, action: object) -> tuple[np.ndarray, SupportsFloat, bool, bool, dict[str, Any]]:

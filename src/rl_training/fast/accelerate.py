@@ -10,7 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from torch import nn
 
 from rl_training.algorithms.base import Algorithm, Recurrent
 from rl_training.algorithms.c51 import C51
@@ -24,6 +26,7 @@ from rl_training.algorithms.sac import SAC
 from rl_training.algorithms.soft_actor_critic import SoftActorCritic, Temperature
 from rl_training.algorithms.tqc import TQC
 from rl_training.algorithms.value_based import ValueBased
+from rl_training.data.types import PolicyState
 from rl_training.fast import images
 from rl_training.fast.autograd import attach_kernels
 from rl_training.fast.networks import KERNELS, ActorCriticKernel, Buffers, has_kernel
@@ -168,7 +171,9 @@ def _recurrent(algorithm: Any) -> Kernels:
         buffers = Buffers(average.flat.detach().numpy())
         kernels[average.module] = RecurrentKernel(average.module, buffers)
 
-    def output_and_state(obs: Any, state: Any, first: Any, network: Any = None) -> Any:
+    def output_and_state(
+        obs: np.ndarray, state: PolicyState, first: np.ndarray, network: nn.Module | None = None
+    ) -> tuple[np.ndarray, PolicyState]:
         chosen = optimizer.module if network is None else network
         return kernels[chosen].output_and_state(obs, state, first)
 

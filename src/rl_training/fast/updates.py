@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from operator import is_
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ CRITIC_METRICS = ("critic_loss", "q_value_mean", "target_q_mean")
 ACTOR_METRICS = ("actor_loss", "entropy", "alpha")
 PPO_METRICS = ("loss", "policy_loss", "value_loss", "approx_kl", "clip_fraction", "entropy")
 Record = TypeVar("Record", bound=NamedTuple)
+Arrays = TypeVar("Arrays", bound=NamedTuple)
 
 
 def _reported(names: tuple[str, ...], numbers: Array, priority: Tensor | None = None) -> Loss:
@@ -40,24 +41,25 @@ def _reported(names: tuple[str, ...], numbers: Array, priority: Tensor | None = 
     return Loss(value, Metrics(names, numbers), priority)
 
 
-class ArrayViews:
+class ArrayViews(Generic[Arrays]):
     """Records with their tensors viewed as arrays.
 
     Replay gives the same tensors with other contents each time, so the last views are kept.
     """
 
-    def __init__(self, kind: type[Any]) -> None:
+    def __init__(self, kind: Callable[..., Arrays]) -> None:
         self._kind = kind
-        self._last: tuple[Any, ...] = ()
-        self._arrays: Any = None
+        self._last: tuple[object, ...] = ()
+        self._arrays: Arrays | None = None
 
-    def of(self, record: Any) -> Any:
+    def of(self, record: tuple[object, ...]) -> Arrays:
         """The record with arrays in place of tensors."""
-        if len(record) != len(self._last) or not all(map(is_, record, self._last)):
+        known, last = self._arrays, self._last
+        if known is None or len(record) != len(last) or not all(map(is_, record, last)):
             self._last = record
-            arrays = [x.numpy() if isinstance(x, Tensor) else x for x in record]
-            self._arrays = self._kind(*arrays)
-        return self._arrays
+            known = self._kind(*(x.numpy() if isinstance(x, Tensor) else x for x in record))
+            self._arrays = known
+        return known
 
 
 class ValueKernel:

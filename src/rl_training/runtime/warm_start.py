@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -28,6 +28,20 @@ from rl_training.storage.checkpoints import Checkpoint, find_checkpoint
 from rl_training.storage.state import Stateful, load_into
 
 logger = logging.getLogger("rl_training")
+
+
+class SavedBuffer(Protocol):
+    """Any buffer, as far as it is saved."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` takes."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a saved buffer."""
+
+    def __len__(self) -> int:
+        """How much is in it."""
+
 
 _ASK = "init_parts does not ask for it"
 
@@ -65,7 +79,7 @@ class WarmStart:
             except CheckpointError as error:
                 raise CheckpointError(f"{self._origin}: {error}; {self._advice(agent)}") from error
 
-    def into_buffer(self, agent: Agent, buffer: Any) -> None:
+    def into_buffer(self, agent: Agent, buffer: SavedBuffer) -> None:
         """Take over the replay, and the statistics of rewards."""
         with _named(self.checkpoint.path):
             if isinstance(buffer, RolloutBuffer):

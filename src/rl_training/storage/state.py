@@ -164,7 +164,7 @@ def _(value: tuple[Any, ...], path: str) -> object:
 
 
 @singledispatch
-def _load(live: object, saved: Any, path: str) -> object:
+def _load(live: object, saved: object, path: str) -> object:
     """The value that the field gets: `live` itself, written to, wherever it can be."""
     if isinstance(live, Part):
         _load_part(live, saved, path)
@@ -172,7 +172,9 @@ def _load(live: object, saved: Any, path: str) -> object:
     before, now = _kind(live), _kind(saved)
     if saved is None or (now is not None and (live is None or now == before)):
         return saved
-    if (before, now) == ("float", "int"):  # such as a sum of rewards that are whole numbers
+    if (
+        before == "float" and now == "int" and isinstance(saved, int)
+    ):  # such as a sum of rewards that are whole numbers
         return float(saved)
     return _refuse(path, str(before), saved)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol, TypeGuard
 
 import gymnasium as gym
 import numpy as np
@@ -78,7 +78,7 @@ def load_layers(
             decoder.decode(saved["spaces"], _class_spaces(layer), type(layer).__qualname__)
 
 
-def _save_layer(encoder: ObjectEncoder, layer: Any, skipped: frozenset[str]) -> dict[str, Node]:
+def _save_layer(encoder: ObjectEncoder, layer: object, skipped: frozenset[str]) -> dict[str, Node]:
     path = type(layer).__qualname__
     if has_state_methods(layer):
         try:
@@ -104,15 +104,16 @@ def _save_layer(encoder: ObjectEncoder, layer: Any, skipped: frozenset[str]) -> 
 
 
 def _load_layer(
-    decoder: ObjectDecoder, layer: Any, saved: dict[str, Node], skipped: frozenset[str]
+    decoder: ObjectDecoder, layer: object, saved: dict[str, Node], skipped: frozenset[str]
 ) -> None:
     path = type(layer).__qualname__
-    kind = "state" if has_state_methods(layer) else "attributes"
+    own = layer if has_state_methods(layer) else None
+    kind = "attributes" if own is None else "state"
     simulated = kind == "attributes" and _is_mujoco(layer)
     if kind not in saved or ("mujoco" in saved) != simulated:
         raise CheckpointError(f"{path} was saved in another way: expected its {kind}")
-    if kind == "state":
-        layer.set_state(decoder.decode(saved["state"], MISSING, f"{path}.get_state()"))
+    if own is not None:
+        own.set_state(decoder.decode(saved["state"], MISSING, f"{path}.get_state()"))
         skipped = skipped.union(_names(saved["left"]))
     if "mujoco" in saved:
         _load_simulation(layer, decoder.decode(saved["mujoco"]))
@@ -151,11 +152,24 @@ def _held(layer: object) -> dict[str, object]:
     return dict(getattr(layer, "__dict__", {}))
 
 
-def has_state_methods(layer: Any) -> bool:
+class StateMethods(Protocol):
+    """A layer that saves and restores itself."""
+
+    def get_state(self) -> object:
+        """Data that `set_state` takes."""
+
+    def set_state(self, state: object) -> None:
+        """Go on from a saved state."""
+
+
+def has_state_methods(layer: object) -> TypeGuard[StateMethods]:
     """Whether the layer itself offers `get_state()` and `set_state(state)`."""
+    getter, setter = (getattr(layer, name, None) for name in ("get_state", "set_state"))
+    if not (callable(getter) and callable(setter)):
+        return False
     try:
-        inspect.signature(layer.get_state).bind()
-        inspect.signature(layer.set_state).bind(None)
+        inspect.signature(getter).bind()
+        inspect.signature(setter).bind(None)
     except (AttributeError, TypeError, ValueError):
         return False
     return True

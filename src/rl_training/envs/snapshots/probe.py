@@ -100,19 +100,17 @@ def play_past_episode_end(
     return Playback(played, record, int(ends.sum()), info)
 
 
-def _legal(env: Env | Venv, action: Any, info: dict[str, Any]) -> Any:
+def _legal(env: Env | Venv, action: object, info: dict[str, Any]) -> Any:
     if KEY not in info:
         return action
     if not isinstance(env, VectorEnv):
         return legal_action(env.action_space, action, info)
-    space, masks = env.single_action_space, info[KEY]
-    return np.array(
-        [legal_action(space, one, {KEY: mask}) for one, mask in zip(action, masks, strict=False)],
-        action.dtype,
-    )
+    space, actions = env.single_action_space, np.asarray(action)
+    pairs = zip(actions, info[KEY], strict=False)
+    return np.array([legal_action(space, one, {KEY: mask}) for one, mask in pairs], actions.dtype)
 
 
-def _step(env: Env | Venv, action: Any) -> tuple[list[Any], Any, dict[str, Any]]:
+def _step(env: Env | Venv, action: object) -> tuple[list[Any], Any, dict[str, Any]]:
     vector = isinstance(env, VectorEnv)
     resets_itself = vector and env.metadata.get("autoreset_mode") is not AutoresetMode.DISABLED
     obs, reward, terminated, truncated, info = env.step(action)

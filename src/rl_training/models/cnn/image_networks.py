@@ -118,7 +118,7 @@ class Encoded(nn.Module):
         super().__init__()
         self.encoder, self.head = encoder, head
 
-    def forward(self, obs: Tensor, *inputs: Any) -> Tensor:
+    def forward(self, obs: Tensor, *inputs: Tensor) -> Tensor:
         """The head's outputs for observations, and whatever else it takes."""
         outputs: Tensor = self.head(self.encoder(obs), *inputs)
         return outputs
