@@ -382,6 +382,6 @@ def test_targets_beyond_the_support_are_named_with_the_range_they_need(kernels: 
     # is more than the distance of two atoms, 1.
     episodes = [(100.0, 100), (-6.0, 2)]  # 1 a step: 10 (1 - 0.9^100); -3 a step: -3 - 2.7
     text = c51.trouble(batch, episodes)
-    assert text.startswith("targets leave the range of C51's returns, 0 to 2, and are cut by 1.4 ")
+    assert text.startswith("targets fall outside C51's support, 0 to 2, and are clipped by 1.4 ")
     assert "The episodes so far need about -5.7 to 10: set algo_kwargs.v_min and" in text
     assert c51.trouble(make_batch([0, 1], [1.0, 0.0], [0.9, 0.9]), episodes) == ""  # 0.8 / 2

@@ -71,9 +71,9 @@ class SampledValues(NamedTuple):
 
 
 def mask_illegal(values: Tensor, legal: Tensor | None) -> Tensor:
-    """Q-values or logits [..., A] with minus infinity for illegal actions; all there are without.
+    """Q-values or logits [..., A], minus infinity for illegal actions; unchanged without a mask.
 
-    So no maximum, softmax or Gumbel sample takes one, and none has a gradient.
+    So no maximum, softmax or Gumbel sample selects one, and none has a gradient.
     """
     return values if legal is None else values.masked_fill(~legal, -torch.inf)
 
@@ -83,7 +83,7 @@ class HasCritics(Protocol):
     """An algorithm with critics of the actions it samples, such as `QBias` measures."""
 
     def sampled_values(self, obs: np.ndarray, noise: np.ndarray) -> SampledValues:
-        """Actions that `noise` [B, A] draws and the critics' values of them; changes nothing."""
+        """Actions sampled with `noise` [B, A] and the critics' values of them; changes nothing."""
 
 
 class Algorithm(Stateful, ABC):

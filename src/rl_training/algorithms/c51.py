@@ -1,4 +1,4 @@
-"""C51 (Bellemare et al., 2017): a distribution over fixed returns in place of its mean.
+"""C51 (Bellemare et al., 2017): the distribution of the return over fixed atoms, not its mean.
 
 As in the paper the next action has the highest expected return by the *target* network; `double`
 lets the online network choose. Deviations: the defaults of DQN here, so Adam's epsilon is
@@ -28,17 +28,17 @@ from rl_training.data.types import Batch, EnvSpec, expect_shapes
 def project(probabilities: Tensor, reward: Tensor, discount: Tensor, support: Tensor) -> Tensor:
     """The distribution of `reward + discount * Z` on the support of Z (Eq. 7).
 
-    Shapes: probabilities [B, K], reward and discount [B], support [K]. Each shifted return shares
-    its probability between the two neighbours of the place where it falls, and gives all of it to
-    one if it falls on it; beyond the ends it goes to the end. Nothing is lost.
+    Shapes: probabilities [B, K], reward and discount [B], support [K]. The probability of each
+    shifted atom is split between the two atoms it falls between, in proportion to proximity;
+    beyond either end it goes to the last atom. Probabilities still sum to one.
     """
     expect_shapes("B K, B, B, K", probabilities, reward, discount, support)
     count = len(support)
     spacing = (support[-1] - support[0]) / (count - 1)
-    place = (reward[:, None] + discount[:, None] * support - support[0]) / spacing
-    place = place.clip(0, count - 1)
-    lower = place.long().clip(0, count - 2)
-    upper_share = (place - lower) * probabilities
+    position = (reward[:, None] + discount[:, None] * support - support[0]) / spacing
+    position = position.clip(0, count - 1)
+    lower = position.long().clip(0, count - 2)
+    upper_share = (position - lower) * probabilities
     projected = torch.zeros_like(probabilities)
     projected.scatter_add_(1, lower, probabilities - upper_share)
     return projected.scatter_add_(1, lower + 1, upper_share)
@@ -57,9 +57,9 @@ def c51_loss(
 
     Shapes: logits [B, A, K] of the online network at `obs`, next_logits [B, A, K] of the target
     network at `next_obs`, support [K]; `selector` [B, A] chooses the next action among the legal
-    ones, by default by the expectation of `next_logits`. A row's priority is the cross-entropy
-    beyond the target's own entropy (Kullback-Leibler), as in Rainbow. With a temperature the next
-    state's distribution is the mixture of its actions', moved by the bonus.
+    ones, by default by the expectation of `next_logits`. A row's priority is the
+    Kullback-Leibler divergence from the target, as in Rainbow. With a temperature, the next state's
+    distribution is the mixture over its actions, shifted by the bonus.
     """
     next_probabilities = next_logits.softmax(-1)
     selector = next_probabilities @ support if selector is None else selector
@@ -112,7 +112,7 @@ class C51(ValueBased):
 
     @torch.no_grad()
     def trouble(self, batch: Batch, episodes: Sequence[tuple[float, int]]) -> str:
-        """Whether targets are cut at the ends of the support, by more than an atom's distance."""
+        """Whether targets are clipped to the support by more than its spacing on average."""
         probabilities = self.target(batch.next_obs).softmax(-1)
         best = action_values(probabilities, (probabilities @ self.support).argmax(1))
         shifted = batch.reward[:, None] + batch.discount[:, None] * self.support
@@ -127,21 +127,21 @@ class C51(ValueBased):
         returns += [shifted.max().item()] * (above > spacing)
         returns += [shifted.min().item()] * (below > spacing)
         return (
-            f"targets leave the range of C51's returns, {low:g} to {high:g}, and are cut by "
+            f"targets fall outside C51's support, {low:g} to {high:g}, and are clipped by "
             f"{max(above, below):.2g} on average, so that actions look alike. The episodes so far "
             f"need about {min(returns):.3g} to {max(returns):.3g}: set algo_kwargs.v_min and "
             "algo_kwargs.v_max"
         )
 
     def steady_return(self, episode_return: float, length: int) -> float:
-        """The discounted return of an episode, were its rewards all the same."""
+        """The discounted return of an episode, with its return spread evenly over the steps."""
         gamma = self.hyper.gamma
         weights = length if gamma == 1 else (1 - gamma**length) / (1 - gamma)
         return episode_return / length * weights
 
     @staticmethod
     def output_shape_per_action(hyper: C51Config) -> tuple[int, ...]:
-        """One number per return."""
+        """One number per atom."""
         return (hyper.num_atoms,)
 
     def q_values(self, output: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ class C51(ValueBased):
         return output.softmax(-1) @ self.support
 
     def returns(self, output: np.ndarray) -> ReturnDistribution:
-        """Probabilities of the fixed returns."""
+        """The atoms and their probabilities."""
         probabilities = torch.from_numpy(output).softmax(-1).numpy()
         atoms = np.broadcast_to(self.support.cpu().numpy(), output.shape)
         return ReturnDistribution("atoms", atoms, probabilities)

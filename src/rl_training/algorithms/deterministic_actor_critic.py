@@ -99,7 +99,7 @@ class DeterministicActorCritic(Algorithm):
         return scheduled_value(self.hyper.noise, clock.env_steps, clock.horizon)
 
     def schedules(self, clock: Clock) -> dict[str, float]:
-        """The learning rate and the spread of the noise."""
+        """The learning rate and the scale of the noise."""
         return {"learning_rate": self.learning_rate(clock), "noise": self.noise_scale(clock)}
 
     def check_network(self) -> None:

@@ -27,7 +27,7 @@ def td_target(
     selector: Tensor | None = None,
     temperature: float = 0.0,
 ) -> Tensor:
-    """Target `reward + discount * next_q[argmax selector]`, softened by a temperature.
+    """Target `reward + discount * next_q[argmax selector]`, or its soft version.
 
     Shapes: reward [B], discount [B], next_q and selector [B, A]. Without a selector this is
     Q-learning's maximum; with the online network's values it is double Q-learning

@@ -2,8 +2,8 @@
 
 As in the paper a target is the mean over `num_target_augmentations` shifts of the next image, each
 with a separate action, and the critics learn it from `num_augmentations` shifts of the image;
-the actor sees the first of them. Unlike in the authors' code the log standard deviation is held in
-its range by clipping, and targets move at every update, half as far as there at every other one.
+the actor sees the first of them. Unlike in the authors' code the log standard deviation is clipped
+to its range, and targets move at every update, half as far as theirs at every other one.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class DrQ(SoftActorCritic):
         )
 
     def augment(self, batch: Batch) -> Batch:
-        """The images, each shifted several times, and its action as often."""
+        """Several random shifts of each image, and its action repeated to match."""
         hyper = self.hyper
         return batch._replace(
             obs=self.shifts(batch.obs, hyper.num_augmentations),

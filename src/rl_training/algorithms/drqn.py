@@ -1,10 +1,10 @@
 """DRQN (Hausknecht & Stone, 2015): Q-learning with a recurrent network, from sequences.
 
-What R2D2 (Kapturowski et al., 2019) added is here too: sequences start from the state the policy
-was in when they were played, and with `burn_in` both networks first go over the rows before them,
-without learning, to forget what is stale in it. `initial_state: zero` and `burn_in: 0` is the
-plain algorithm. `n_step` sums several rewards inside a sequence, uncorrected for the policy having
-changed. Left out of R2D2: distributed replay, priorities, value rescaling.
+Two ideas of R2D2 (Kapturowski et al., 2019) are included: sequences start from the recurrent state
+that was stored when they were collected, and with `burn_in` both networks are first unrolled over
+the preceding steps, without learning from them, to refresh a stale state. `initial_state: zero` and
+`burn_in: 0` is the plain algorithm. `n_step` sums several rewards within a sequence, without
+off-policy correction. Left out of R2D2: distributed replay, priorities, value rescaling.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from rl_training.data.types import Clock, PolicyState, SequenceBatch, expect_sha
 def sequence_target(batch: SequenceBatch, next_value: Tensor, n_step: int) -> Tensor:
     """Targets [T, B] of sequences: up to `n_step` rewards, then the value of their successor.
 
-    `next_value` is [T, B]. A sum ends early at the last row, and where the next row is of another
-    episode or none.
+    `next_value` is [T, B]. A sum ends early at the last row, and where the next row is padding or
+    belongs to another episode.
     """
     reward, discount = batch.reward, batch.discount
     expect_shapes("T B, T B, T B", reward, discount, next_value)
     target = reward + discount * next_value
     if n_step > 1:
-        goes_on = batch.mask[1:] & ~batch.first[1 : len(reward)]
+        continues = batch.mask[1:] & ~batch.first[1 : len(reward)]
     for _ in range(n_step - 1):
-        later = torch.where(goes_on, target[1:], next_value[:-1])
-        target = reward + discount * torch.cat([later, next_value[-1:]])
+        next_target = torch.where(continues, target[1:], next_value[:-1])
+        target = reward + discount * torch.cat([next_target, next_value[-1:]])
     return target
 
 
@@ -56,12 +56,12 @@ def drqn_loss(
     n_step: int = 1,
     kind: Literal["huber", "mse"] = "huber",
 ) -> Loss:
-    """Mean over the rows of the mask of the Huber (or half squared) temporal-difference error.
+    """Mean over the valid rows of the Huber (or half squared) temporal-difference error.
 
     Shapes: `target_values` [T + 1, B, A] of the target network, the last row being the successor of
     the last transition, and `q_values` [T, B, A] of the online one; `batch` has T rows. With
-    `double` the online network chooses the next action, and its values have a row more. It is
-    chosen among those that are legal in the next row.
+    `double` the online network chooses the next action, and `q_values` has T + 1 rows too. Only
+    actions that are legal in the next row are chosen.
     """
     expect_shapes("T B, T B, T B", batch.reward, batch.discount, batch.mask)
     mask = batch.mask.to(batch.reward.dtype)
@@ -77,13 +77,13 @@ def drqn_loss(
         row_losses = F.huber_loss(value, target, reduction="none")
     else:
         row_losses = 0.5 * (value - target) ** 2
-    share = mask / mask.sum().clamp(min=1.0)
-    loss = (row_losses * share).sum()
+    weight = mask / mask.sum().clamp(min=1.0)
+    loss = (row_losses * weight).sum()
     metrics = {
         "loss": loss.detach(),
-        "q_value_mean": (value.detach() * share).sum(),
-        "target_mean": (target * share).sum(),
-        "td_error_mean": ((value.detach() - target).abs() * share).sum(),
+        "q_value_mean": (value.detach() * weight).sum(),
+        "target_mean": (target * weight).sum(),
+        "td_error_mean": ((value.detach() - target).abs() * weight).sum(),
     }
     return Loss(loss, metrics)
 

@@ -1,8 +1,8 @@
 """DrQ-v2 (Yarats et al., 2021): a deterministic actor from shifted images, with n-step returns.
 
 As in the authors' code: one encoder, which the critics' loss alone trains and of which there is no
-target copy; noise on actions whose spread follows a schedule, clipped in targets and in the actor's
-loss, where its clamp to the bounds passes gradients as if it were not there; no entropy.
+target copy; action noise of a scheduled scale, clipped in targets and in the actor's loss, where
+clamping to the bounds has a straight-through gradient; no entropy.
 """
 
 from __future__ import annotations
@@ -148,5 +148,5 @@ class DrQv2(DeterministicActorCritic):
 
 
 def bounded(action: Tensor) -> Tensor:
-    """Actions held within the bounds, with gradients as if they were not."""
+    """Actions clipped to the bounds, with a straight-through gradient."""
     return action - action.detach() + action.detach().clip(-BOUND, BOUND)

@@ -146,7 +146,7 @@ class Optimizer(Stateful):
                 parameter.data = values
 
     def _refuse_non_finite(self, loss: Loss | None) -> None:
-        """Raise with what was not finite first; return if only the norm is too large a number."""
+        """Raise, naming what became non-finite first; return if only the norm overflowed."""
         named = dict(self.module.named_parameters())
         origins = (
             [(f"weight {name}", parameter) for name, parameter in named.items()],
@@ -195,7 +195,7 @@ def descend_together(
 def backward(loss: Loss, leaves: Sequence[Tensor]) -> None:
     """Add the gradient of a loss to the leaves' `grad`, except to those frozen meanwhile.
 
-    Only to these: an actor's loss goes through the critics and must not train them.
+    To the leaves alone: an actor's loss goes through the critics and must not train them.
     """
     if loss.value.ndim:
         raise UsageError(f"expected a scalar loss, found the shape {tuple(loss.value.shape)}")
@@ -282,13 +282,13 @@ class TargetNetwork(Stateful):
 
     @torch.no_grad()
     def copy_source(self) -> None:
-        """Become a copy of the network as it is now."""
+        """Copy the current weights of the source."""
         self._values.copy_(self._source_values)
         for buffer, source in zip(self.module.buffers(), self._source_buffers, strict=True):
             buffer.copy_(source)
 
     def update(self, clock: Clock) -> None:
-        """Copy or move the parameters if that is due."""
+        """Make the hard or soft update if it is due."""
         if self.interval is None:
             self._values.lerp_(self._source_values, self.tau)
         elif clock.env_steps // self.interval > self.intervals_passed:

@@ -36,14 +36,14 @@ from rl_training.data.metrics import JoinedMetrics, mean_metrics
 from rl_training.data.types import Clock, EnvSpec, PolicyState, Rollout, expect_shapes
 from rl_training.errors import ConfigError, UsageError
 
-PIECE = 256  # images of a rollout that are encoded at once
+PIECE = 256  # images of a rollout encoded at once
 KL_MARGIN = 1.5  # an update stops where the KL estimate passes this multiple of the target
 
 
 class Samples(NamedTuple):
-    """Valid rows of a rollout [B, ...] with the old policy's view of them.
+    """Valid rows of a rollout [B, ...], with log-probabilities and values under the old policy.
 
-    `legal` [B, A] has their masks, if the environment gives any.
+    `legal` [B, A] has their action masks, if the environment gives any.
     """
 
     obs: Any
@@ -110,8 +110,8 @@ def ppo_terms(
 ) -> PPOTerms:
     """The clipped surrogate (Eq. 7) and the squared value error of each row; all are [B].
 
-    With `value_clip_range` the prediction may leave the old one only so far, and the larger of the
-    two errors counts. KL is estimated by (ratio - 1) - log ratio.
+    With `value_clip_range` the value is also clipped to within it of the old one, and the larger of
+    the two errors counts. KL is estimated by (ratio - 1) - log ratio.
     """
     expect_shapes("B, B, B, B, B", log_prob, value, old.log_prob, old.advantage, old.returns)
     log_ratio = log_prob - old.log_prob
@@ -119,8 +119,8 @@ def ppo_terms(
     clipped = ratio.clip(1 - clip_range, 1 + clip_range)
     squared = (value - old.returns) ** 2
     if value_clip_range is not None:
-        near = old.value + (value - old.value).clip(-value_clip_range, value_clip_range)
-        squared = torch.maximum(squared, (near - old.returns) ** 2)
+        clipped_value = old.value + (value - old.value).clip(-value_clip_range, value_clip_range)
+        squared = torch.maximum(squared, (clipped_value - old.returns) ** 2)
     return PPOTerms(
         policy_loss=-torch.minimum(ratio * old.advantage, clipped * old.advantage),
         value_loss=squared,
@@ -202,7 +202,7 @@ class PPO(Algorithm):
 
     @torch.no_grad()
     def samples(self, rollout: Rollout) -> Samples:
-        """The valid rows of a rollout with the old policy's view of them, values and advantages."""
+        """The valid rows of a rollout, with values and advantages under the old policy."""
         self.set_training(self.model, False)  # as when it acted
         hyper, shape = self.hyper, rollout.reward.shape
         output, value, bootstrap = self.evaluate_rollout(rollout)
@@ -216,8 +216,8 @@ class PPO(Algorithm):
         log_prob = self.policy(mask_illegal(output, legal)).log_prob(action)
         returns = (advantage + value).flatten()
         columns = (log_prob, value.flatten(), advantage.flatten(), returns)
-        every = Samples(None, action, *columns, legal)
-        return every.at(rollout.valid.flatten())._replace(obs=self.observations(rollout))
+        all_rows = Samples(None, action, *columns, legal)
+        return all_rows.at(rollout.valid.flatten())._replace(obs=self.observations(rollout))
 
     def observations(self, rollout: Rollout) -> Any:
         """The observations of the valid rows."""
@@ -246,7 +246,7 @@ class PPO(Algorithm):
             yield samples.at(self.tensor(rows))
 
     def shuffled_rows(self, count: int) -> Iterator[np.ndarray]:
-        """The numbers of the rows in each minibatch of all epochs."""
+        """The indices of the rows in each minibatch of all epochs."""
         pieces = max(1, min(-(-count // self.hyper.batch_size), count // 2))
         for _ in range(self.hyper.epochs):
             yield from np.array_split(self.shuffling.numpy.permutation(count), pieces)
@@ -279,7 +279,7 @@ class PPO(Algorithm):
     def actions(
         self, obs: np.ndarray, noise: np.ndarray | None, legal: np.ndarray | None = None
     ) -> np.ndarray:
-        """Legal actions that `noise` draws, or the most likely ones without it."""
+        """Legal actions sampled with `noise`, or the most likely ones without it."""
         return self.actions_from(self.model.policy(self.obs_tensor(obs)), noise, legal)
 
     @torch.no_grad()

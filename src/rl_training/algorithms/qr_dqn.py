@@ -35,8 +35,8 @@ def qr_dqn_loss(
 
     Shapes: quantiles [B, A, N] of the online network at `obs`, next_quantiles [B, A, M] of the
     target network at `next_obs`; `selector` [B, A] chooses the next action among the legal ones, by
-    default by the mean of `next_quantiles`. A row's priority is how far the means are apart. With a
-    temperature quantiles of one level are averaged over the next actions, as in Munchausen IQN
+    default by the mean of `next_quantiles`. A row's priority is the absolute difference of the
+    means. With a temperature, each quantile is averaged over the next actions, as in Munchausen IQN
     (Vieillard et al., 2020).
     """
     selector = next_quantiles.mean(-1) if selector is None else selector
@@ -83,7 +83,7 @@ class QRDQN(ValueBased):
         return output.mean(-1)
 
     def returns(self, output: np.ndarray) -> ReturnDistribution:
-        """Quantiles in order; a network's output may cross."""
+        """Sorted quantiles, as those of a network may cross."""
         return ReturnDistribution(
             "quantiles", np.sort(output), np.full(output.shape, 1 / output.shape[1])
         )

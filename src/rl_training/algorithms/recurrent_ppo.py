@@ -1,9 +1,9 @@
 """PPO with a recurrent policy and value: both go through sequences.
 
-The state of the policy is stored at every step. A rollout is cut into sequences of nearly equal
-length, each from the state it was played with, and a minibatch is made of whole sequences. What the
-network gives for rows that are no transitions is dropped before anything is computed from it, so
-losses, advantage statistics and the KL estimate are PPO's, over valid rows alone.
+The recurrent state is stored at every step. A rollout is cut into sequences of nearly equal length,
+each starting from the state stored with it, and a minibatch consists of whole sequences. Outputs
+for padding and reset rows are dropped before anything is computed from them, so losses, advantage
+statistics and the KL estimate are PPO's, over valid rows alone.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class RecurrentPPO(Recurrent, PPO):
         if not len(rollout.bootstrap_rows):
             return policy, value, value.new_zeros(0)
         state = self._parts(rollout.bootstrap_state)
-        going_on = torch.zeros_like(rollout.bootstrap_rows, dtype=torch.bool)
-        bootstrap = self.model.sequence(rollout.bootstrap_obs[None], state, going_on[None])
+        continues = torch.zeros_like(rollout.bootstrap_rows, dtype=torch.bool)
+        bootstrap = self.model.sequence(rollout.bootstrap_obs[None], state, continues[None])
         return policy, value, bootstrap.value[0]
 
     def observations(self, rollout: Rollout) -> Rollout:

@@ -1,4 +1,4 @@
-"""REDQ (Chen et al., 2021): many updates per transition, kept honest by an ensemble.
+"""REDQ (Chen et al., 2021): many updates per transition, with low bias thanks to an ensemble.
 
 As in the authors' code: one random subset of the target critics per update, for the whole batch;
 the actor follows the mean of all critics and is updated once per `policy_delay` updates, by default
@@ -43,12 +43,12 @@ def redq_loss(q_values: Tensor, target: Tensor) -> Loss:
 
 
 def random_subset(rng: np.random.Generator, num_critics: int, size: int) -> np.ndarray:
-    """The numbers of `size` different critics."""
+    """The indices of `size` distinct critics."""
     return rng.permutation(num_critics)[:size]
 
 
 class REDQ(SoftActorCritic):
-    """Targets from the lowest of a random subset, the actor after the mean of all critics."""
+    """Targets take the minimum of a random subset of critics, the actor the mean of all."""
 
     state_fields = ("subsets",)
     hyper: REDQConfig
@@ -78,11 +78,11 @@ class REDQ(SoftActorCritic):
         return values.mean(0)[:, 0]
 
     def draw_subset(self) -> np.ndarray:
-        """The numbers of the critics that the next targets come from."""
+        """The indices of the critics that the next targets are computed from."""
         return random_subset(self.subsets.numpy, self.hyper.num_critics, self.hyper.subset_size)
 
     def check_network(self) -> None:
-        """Refuse critics, too, that cannot be asked for a subset of them."""
+        """Refuse critics, too, that cannot evaluate a subset of themselves."""
         super().check_network()
         size = self.hyper.subset_size
         self.check_critics(size, torch.arange(size))

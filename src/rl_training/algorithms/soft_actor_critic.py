@@ -238,7 +238,7 @@ class SoftActorCritic(Algorithm):
         """The value [B] that the actor maximises, from the critics' values [E, B, O]."""
 
     def policy(self, obs: Tensor, noise: Tensor) -> SquashedSample:
-        """Actions that `noise` draws for observations, and their log-probabilities."""
+        """Reparameterised actions for observations and `noise`, and their log-probabilities."""
         return squashed_sample(self.actor(obs), noise)
 
     @torch.no_grad()
@@ -287,7 +287,7 @@ class SoftActorCritic(Algorithm):
 
     @torch.no_grad()
     def actions(self, obs: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
-        """Actions that `noise` draws, or the squashed means without it."""
+        """Actions sampled with `noise`, or the squashed means without it."""
         output = self.actor(self.obs_tensor(obs))
         if noise is None:
             squashed = output.chunk(2, dim=1)[0].tanh()
@@ -298,7 +298,7 @@ class SoftActorCritic(Algorithm):
 
     @torch.no_grad()
     def sampled_values(self, obs: np.ndarray, noise: np.ndarray) -> SampledValues:
-        """Actions that `noise` [B, A] draws and the critics' values of them; changes nothing."""
+        """Actions sampled with `noise` [B, A] and the critics' values of them; changes nothing."""
         self.set_training(self.actor, False)
         self.set_training(self.critics, False)
         rows = self.obs_tensor(obs)

@@ -98,7 +98,7 @@ class TD3(DeterministicActorCritic):
 
     @torch.no_grad()
     def sampled_values(self, obs: np.ndarray, noise: np.ndarray) -> SampledValues:  # noqa: ARG002
-        """The actor's actions, which no noise draws, and the critics' mean values of them."""
+        """The actor's deterministic actions, and the critics' mean values of them."""
         self.set_training(self.model, False)
         rows = self.obs_tensor(obs)
         action = self.actor(rows)

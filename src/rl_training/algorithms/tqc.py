@@ -1,6 +1,6 @@
-"""TQC (Kuznetsov et al., 2020): distributional critics, and targets without their highest atoms.
+"""TQC (Kuznetsov et al., 2020): distributional critics, and targets truncated from above.
 
-The target's atoms of all critics are pooled and sorted, and the highest are left out: that controls
+The target atoms of all critics are pooled and sorted, and the highest are dropped, which controls
 overestimation finely. Every critic learns all remaining atoms; the actor follows the mean of all
 quantiles of all critics. As in the authors' code the loss is a mean over everything.
 """
@@ -46,7 +46,7 @@ class TQC(SoftActorCritic):
     hyper: TQCConfig
 
     def critic_loss(self, batch: Batch, noise: Tensor) -> Loss:
-        """`tqc_loss` on the pooled atoms without the highest."""
+        """`tqc_loss` towards the truncated mixture of the target critics."""
         next_action, alpha_log_prob = self.next_action(batch, noise)
         next_atoms = self.target(batch.next_obs, next_action)
         kept = truncated_atoms(next_atoms, self.hyper.dropped_quantiles) - alpha_log_prob[:, None]

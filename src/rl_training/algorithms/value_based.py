@@ -2,8 +2,8 @@
 
 An update is one step of the online network towards `reward + discount * max Q_target(next_obs)` (or
 towards the distribution of that return), and then the target network's if it is due. The buffer
-sets `discount` to gamma^k after k summed rewards, and to 0 after a termination. Where an
-environment says which actions are legal, the maximum is taken over those of the next state alone.
+sets `discount` to gamma^k after k summed rewards, and to 0 after a termination. Where the
+environment gives action masks, the maximum is over the legal actions of the next state.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class EpsilonGreedy(BlockNoise):
         greedy: Callable[[], np.ndarray],
         legal: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Uniform actions, of the legal ones, in the random rows, greedy ones elsewhere.
+        """In each row a random legal action with probability epsilon, else the greedy one.
 
         `greedy` is called only if some row needs it: a fully random step costs no forward pass.
         """
@@ -63,8 +63,8 @@ class EpsilonGreedy(BlockNoise):
         if legal is None:
             uniform = (choice * self.num_actions).astype(np.int64)
         else:
-            number = (choice * np.count_nonzero(legal, 1)).astype(np.int64)
-            uniform = (legal.cumsum(1) > number[:, None]).argmax(1)  # the legal one of that number
+            rank = (choice * np.count_nonzero(legal, 1)).astype(np.int64)
+            uniform = (legal.cumsum(1) > rank[:, None]).argmax(1)  # the legal action of that rank
         return uniform if num_random == num_envs else np.where(random_rows, uniform, greedy())
 
 
@@ -74,13 +74,13 @@ def action_values(values: Tensor, action: Tensor) -> Tensor:
 
 
 def bootstrap(outputs: Tensor, q: Tensor, temperature: float = 0.0) -> tuple[Tensor, Tensor]:
-    """What the next action promises: its entry of `outputs` [B, A, ...], and a bonus [B].
+    """What targets bootstrap from: `outputs` [B, A, ...] at the next action, and a bonus [B].
 
-    At temperature 0 that is the action with the highest q [B, A], and there is no bonus. Above 0
-    the next action has the probabilities softmax(q / temperature): entries are averaged, and the
-    bonus is temperature * entropy, so that q's own soft value is temperature * logsumexp(q /
-    temperature) (soft Q-learning, Haarnoja et al., 2017, Eq. 4). Actions of which `mask_illegal`
-    made q minus infinity have no part in either.
+    At temperature 0 the next action is greedy in q [B, A], and the bonus is 0. Above 0 the next
+    policy is softmax(q / temperature): `outputs` are averaged under it, and the bonus is
+    temperature * entropy. With `outputs` = q the two add up to the soft value, temperature *
+    logsumexp(q / temperature) (soft Q-learning, Haarnoja et al., 2017, Eq. 4). Illegal actions,
+    for which `mask_illegal` sets q to minus infinity, contribute to neither.
     """
     if temperature == 0:
         return action_values(outputs, q.argmax(1)), q.new_zeros(len(q))
@@ -176,26 +176,26 @@ class ValueBased(Algorithm):
         return ActResult(self.exploration.act(epsilon, len(obs), greedy, legal), state)
 
     def set_exploring(self, explore: bool) -> None:
-        """Prepare the network for acting; noisy layers are noisy, anew, only while exploring."""
+        """Prepare the network for acting; noisy layers get fresh noise to explore, else none."""
         self.set_training(self.model, explore and self.hyper.noisy)
         if explore:
             self.resample_noise()
 
     def resample_noise(self) -> None:
-        """Draw other noise in the noisy layers of both networks."""
+        """Draw fresh noise for the noisy layers of both networks."""
         for layer in self._noisy_layers:
             layer.resample(self.noise.numpy)
 
     @property
     def policy_network(self) -> Any:
-        """The network that acts when there is nothing to explore."""
+        """The network of the evaluated policy: the averaged one if there is one."""
         return self.model if self.average is None else self.average.module
 
     @torch.no_grad()
     def greedy(
         self, obs: np.ndarray, *, averaged: bool = False, legal: np.ndarray | None = None
     ) -> np.ndarray:
-        """The action with the highest Q-value in each row, of the legal ones."""
+        """The legal action with the highest Q-value in each row."""
         network = self.policy_network if averaged else self.model
         q = self.q_values(network(self.obs_tensor(obs)))
         q = mask_illegal(q, None if legal is None else self.tensor(legal))
@@ -223,7 +223,7 @@ class ValueBased(Algorithm):
         return ReturnDistribution("values", output[:, None], np.ones((len(output), 1)))
 
     def epsilon(self, clock: Clock) -> float:
-        """Share of random actions; all of them during warm-up."""
+        """Probability of a random action; 1 during warm-up."""
         if clock.warming_up:
             return 1.0
         return scheduled_value(self.hyper.epsilon, clock.env_steps, clock.horizon)
@@ -253,8 +253,7 @@ class ValueBased(Algorithm):
 class ReturnDistribution(NamedTuple):
     """The distribution of each action's return: `returns` [A, N] and their `probabilities` [A, N].
 
-    It consists of `quantiles` of equal probability, in order, of fixed `atoms`, or of a mean alone
-    (`values`, N = 1).
+    As sorted `quantiles` of equal probability, fixed `atoms`, or the mean alone (`values`, N = 1).
     """
 
     form: Literal["values", "quantiles", "atoms"]

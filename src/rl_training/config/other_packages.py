@@ -154,9 +154,9 @@ ATTRIBUTES: Mapping[str, str] = {
     "compute_single_action": "predict: action, state = agent.predict(observation)",
     "critic": "in agent.model.critics where the algorithm has them",
     "ent_coef": "a setting: entropy_coef or alpha in agent.config.algo_kwargs",
-    "env": "agent.config.env_id; evaluation builds environments of its own",
+    "env": "agent.config.env_id; evaluation builds separate environments",
     "fit": "learn: agent.learn(10_000)",
-    "get_env": "agent.config.env_id; evaluation builds environments of its own",
+    "get_env": "agent.config.env_id; evaluation builds separate environments",
     "get_parameters": "agent.model.state_dict()",
     "get_policy": "agent.model, a torch module",
     "get_vec_normalize_env": "not needed: the statistics are saved with the policy",
@@ -178,7 +178,7 @@ ATTRIBUTES: Mapping[str, str] = {
     "set_parameters": "an argument of a new run: init_from=agent, a run or a checkpoint",
     "set_random_seed": "a setting: seed=1",
     "train": "learn: agent.learn(10_000)",
-    "vec_env": "agent.config.env_id; evaluation builds environments of its own",
+    "vec_env": "agent.config.env_id; evaluation builds separate environments",
 }
 """Attributes and methods of other packages' agents."""
 

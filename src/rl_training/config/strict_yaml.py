@@ -155,7 +155,7 @@ class _Builder:
         if self._values_read > MAX_VALUES:
             raise self._error(
                 _line(event),
-                f"more than {MAX_VALUES} keys and values; put large data into a file of its own",
+                f"more than {MAX_VALUES} keys and values; put large data into a separate file",
             )
         if isinstance(event, yaml.AliasEvent):
             return self._refuse(event, f"the alias *{event.anchor} is not allowed; write it out")

@@ -31,7 +31,7 @@ class Metrics(Mapping[str, Tensor]):
         if len(names) != numbers.shape[0]:
             raise ValueError(f"expected {len(names)} numbers for {names}, found {len(numbers)}")
         self.names = names
-        # A custom loss may report what it descends: kept as it is, its graph would stay in memory.
+        # A custom loss may report what it descends: kept unchanged, its graph would stay in memory.
         self.numbers = numbers if isinstance(numbers, np.ndarray) else numbers.detach()
 
     @classmethod

@@ -225,7 +225,7 @@ class ImageCodec(VectorCodec):
         stack, image = shape[:-IMAGE_RANK], shape[-IMAGE_RANK:]
         channels, *sides = (image[2], *image[:2]) if self._channels_last else image
         self.shape = (math.prod(stack) * channels, *sides)
-        # A stack has an axis of its own, or all channels of an image of rank three.
+        # A stack has a dedicated axis, or all channels of an image of rank three.
         fits = stack == (frames,) if stack else channels % frames == 0
         self.frames = frames if fits else 1
 

@@ -27,7 +27,7 @@ from rl_training.envs.vector_envs import EnvFailure, QuickSyncVectorEnv
 from rl_training.errors import safe_text
 
 LONGEST_TRACE = 20_000  # characters
-# Asks a silent worker where it is; nobody else sends it.
+# Asks a silent worker where it is stuck; nothing else sends it.
 WHERE_SIGNAL = getattr(signal, "SIGRTMAX", None)
 
 _HEADER = struct.Struct("<4sIQ")  # mark, number of the request, bytes that follow

@@ -40,7 +40,7 @@ def attach_kernels(module: nn.Module, flat: Tensor) -> None:
 def blocks_of(module: nn.Module, flat: Tensor) -> Iterator[nn.Module]:
     """The outermost blocks that have a kernel, all of whose parameters lie in the flat buffer.
 
-    Frozen parameters do not: nobody trains them, and their memory is elsewhere.
+    Frozen parameters do not: they are not trained, and their memory is elsewhere.
     """
     if has_kernel(module, BLOCKS):
         memory = flat.untyped_storage().data_ptr()

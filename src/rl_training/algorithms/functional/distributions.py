@@ -45,7 +45,7 @@ class Categorical:
         self.logits = logits
 
     def sample(self, noise: Tensor) -> Tensor:
-        """The largest of logits plus Gumbel noise: each choice with its probability."""
+        """Gumbel-max sampling: the largest of logits plus Gumbel noise."""
         return (self.logits + noise).argmax(-1)
 
     def mode(self) -> Tensor:
@@ -97,7 +97,7 @@ class Bernoulli:
         self.logits = logits
 
     def sample(self, noise: Tensor) -> Tensor:
-        """On where the logit plus logistic noise is positive: with the switch's probability."""
+        """On where logit plus logistic noise is positive: with probability sigmoid(logit)."""
         return (self.logits + noise > 0).long()
 
     def mode(self) -> Tensor:

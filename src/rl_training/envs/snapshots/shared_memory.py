@@ -177,7 +177,7 @@ class Claims:
             self.add(array)
 
     def free(self, array: np.ndarray) -> bool:
-        """Whether nobody has claimed a byte of what the array spans."""
+        """Whether no byte of what the array spans is claimed."""
         return not array.size or not any(True for _ in self._overlapped(span_of(array)))
 
     def add(self, array: np.ndarray) -> None:
@@ -198,7 +198,7 @@ class Claims:
 
 
 class Memory:
-    """A buffer that is restored: of its own, or in the memory of a live array laid out alike."""
+    """A restored buffer: new memory, or that of a live array with the same layout."""
 
     def __init__(self, saved: np.ndarray, first: Layout, old: object, claims: Claims) -> None:
         self.size = saved.size

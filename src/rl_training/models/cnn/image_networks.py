@@ -169,7 +169,7 @@ class EncodedRecurrent(nn.Module):
 
 
 def of_features(spec: EnvSpec, size: int) -> EnvSpec:
-    """The environment as a network sees it that is given so many features."""
+    """The environment's spec for a network whose input is that number of features."""
     return replace(spec, obs_shape=(size,), obs_dtype="float32", frames=1, parts=())
 
 

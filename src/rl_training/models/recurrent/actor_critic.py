@@ -54,9 +54,9 @@ class PolicyAndValue(NamedTuple):
 class RecurrentActorCritic(nn.Module):
     """Policy outputs and values of vector observations and what was seen before them.
 
-    Policy and value have a memory each, or share one. Sequences are (time, batch, ...); states are
-    tuples of (batch, core_size), the policy's parts first. For continuous actions `log_std` is one
-    learned number per dimension.
+    Policy and value have separate recurrent layers or share one. Sequences are (time, batch, ...);
+    states are tuples of (batch, core_size), the policy's parts first. For continuous actions
+    `log_std` is one learned number per dimension.
     """
 
     def __init__(
