@@ -93,7 +93,7 @@ def test_a_directory_without_a_checkpoint_starts_from_0_in_it(tmp_path: Path) ->
     assert result.run_dir == directory
     assert final_state(directory) == final_state(straight.run_dir)
     assert rows(directory) == rows(straight.run_dir)
-    assert [path.name for path in (directory / "abandoned").iterdir()] == ["best_000000000100.1"]
+    assert [path.name for path in (directory / "abandoned").iterdir()] == ["best_000000000000.1"]
 
 
 def damage(path: Path) -> None:

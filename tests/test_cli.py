@@ -19,6 +19,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from click.testing import Result
@@ -193,7 +194,7 @@ def test_train_prints_the_result_the_directory_and_what_to_try_next(
     lines = result.stdout.splitlines()
     assert lines[0].startswith("finished at step 120 in ")
     assert lines[1].startswith(f"evaluation return {mean:.2f} ± ")
-    assert lines[1].endswith(f"over 3 episodes (best {best:.2f})")
+    assert lines[1].endswith(f"over 3 episodes (best on the curve {best:.2f})")
     assert lines[2:] == [
         f"run directory: {run_dir}",
         "next:",
@@ -231,7 +232,7 @@ def test_where_there_is_no_terminal_progress_is_plain_lines(tmp_path: Path) -> N
     assert len(steps) == 10  # a line for each tenth of the run
     figures = r"training [\d.]+, evaluation [\d.]+, best [\d.]+"
     assert re.search(rf"[\d.]+ s left, {figures}$", steps[-1])
-    assert len([line for line in said if "evaluation return" in line]) == 3
+    assert len([line for line in said if "evaluation return" in line]) == 4
 
 
 def test_the_command_line_beats_the_file_and_the_file_beats_the_default(tmp_path: Path) -> None:
@@ -294,17 +295,19 @@ def test_the_bar_shows_steps_speed_time_left_and_returns(tmp_path: Path) -> None
     last = next(line for line in reversed(screen.getvalue().splitlines()) if "240/240" in line)
     assert re.search(r"[\d,]+ steps/s 0:00:0\d ", last)
     best = result.best_eval_return_mean
-    assert f"evaluation {result.eval_return_mean:.1f}, best {best:.1f}" in last
+    # Both of the first two episodes, those of the curve.
+    assert f"evaluation {np.mean(result.eval_returns[:2]):.1f}, best {best:.1f}" in last
     rows = read_metrics(result.run_dir)
     returns = [row["rollout/episode_return"] for row in rows if "rollout/episode_return" in row]
     assert f" training {returns[-1]:.1f}, " in last  # the last row was written at step 240
     assert "no evaluation yet" in screen.getvalue()
     shown = screen.getvalue()
-    assert re.search(r"100/240 .* evaluating, training [\d.]+, no evaluation yet", shown)
+    assert re.search(r"0/240 .* evaluating, no evaluation yet", shown)
+    assert re.search(r"100/240 .* evaluating, training [\d.]+, evaluation [\d.]+, best", shown)
     assert "evaluating" not in last
     curve = re.search(r"best [\d.]+ ([▁▂▃▄▅▆▇█]+)", last)
     assert curve
-    assert len(curve[1]) == 3  # at 100, at 200 and at the end
+    assert len(curve[1]) == 4  # at 0, at 100, at 200 and at the end
 
 
 def test_a_curve_reaches_from_the_lowest_to_the_highest_value() -> None:

@@ -28,13 +28,14 @@ from config_cases import (
 )
 from rl_training.config.base import ConfigModel, is_placeholder
 from rl_training.config.hyper_parameters import HyperParameters, OffPolicyHyperParameters
-from rl_training.config.loading import dump_yaml
+from rl_training.config.loading import dump_yaml, packaged_configs
 from rl_training.config.ppo import PPOConfig
 from rl_training.config.schedule import Schedule, scheduled_value
 from rl_training.config.strict_yaml import parse_yaml
 from rl_training.config.train_config import TrainConfig, check_hyper_parameters
 from rl_training.config.types import parse_memory
 from rl_training.errors import ConfigError
+from rl_training.experiment.registry import resolve_config
 from rl_training.runtime.spec_table import packaged_specs
 
 # Every field of every model
@@ -448,3 +449,24 @@ def test_a_rollout_is_shared_among_the_environments_unless_its_length_is_given()
     steps = {num_envs: PPOConfig().rollout_steps(num_envs) for num_envs in (1, 8, 60, 64, 1000)}
     assert steps == {1: 2048, 8: 256, 60: 34, 64: 32, 1000: 32}
     assert PPOConfig(num_steps=5).rollout_steps(8) == 5
+
+
+@pytest.mark.parametrize(
+    ("total", "interval"), [(50_000, 5_000), (123_456, 12_346), (10_000, 1_000), (300, 1_000)]
+)
+def test_auto_evaluates_ten_times_but_not_more_often_than_every_thousand_steps(
+    total: int, interval: int
+) -> None:
+    config = TrainConfig(algo="dqn", env_id="CartPole-v1", total_timesteps=total)
+    assert config.eval_interval == "auto"
+    assert config.effective_eval_interval == interval
+    assert config.with_changes(eval_interval=70).effective_eval_interval == 70
+    assert config.with_changes(eval_interval=0).effective_eval_interval == 0
+
+
+@pytest.mark.parametrize("name", sorted(packaged_configs()))
+def test_packaged_configurations_evaluate_at_least_ten_times_after_the_beginning(name: str) -> None:
+    config = resolve_config(name).config
+    total, interval = config.total_timesteps, config.effective_eval_interval
+    before_the_end = (total - 1) // interval
+    assert before_the_end + (config.final_eval_episodes >= config.eval_episodes) >= 10

@@ -96,7 +96,7 @@ def test_train_dqn_writes_checkpoint_metrics_and_summary(tmp_path: Path) -> None
     rows = read_metrics(result.run_dir / "metrics.jsonl")
     logged = [row for row in rows if "train/loss" in row]
     assert [row["global_step"] for row in logged] == [50, 100, 150, 200]
-    assert [row["global_step"] for row in rows if "eval/return_mean" in row] == [100, 200, 240]
+    assert [row["global_step"] for row in rows if "eval/return_mean" in row] == [0, 100, 200, 240]
     wanted = {"train/q_value_mean", "train/target_mean", "train/td_error_mean", "train/epsilon"}
     assert wanted <= set(logged[-1])
     assert {"rollout/episode_return", "time/steps_per_second"} <= set(logged[-1])
@@ -120,8 +120,9 @@ def assert_trained(kind: type[ManagedAlgorithm], tmp_path: Path) -> ManagedAlgor
     names = {"train/loss", "train/q_value_mean", "train/target_mean", "train/td_error_mean"}
     assert all(math.isfinite(row[name]) for row in logged for name in names)
     assert all(row["train/loss"] > 0 for row in logged)
-    evaluations = [row["eval/return_mean"] for row in rows if "eval/return_mean" in row]
-    assert evaluations[-1] == result.eval_return_mean == np.mean(result.eval_returns)
+    assert rows[-1]["eval/return_mean"] == np.mean(result.eval_returns[:2])  # as every evaluation
+    assert rows[-1]["eval/final_return_mean"] == result.eval_return_mean
+    assert result.eval_return_mean == np.mean(result.eval_returns)
     assert find_checkpoint(result.run_dir).env_steps == result.global_step == 240
     loaded = kind.load(result.run_dir)
     assert loaded.evaluate(3).returns == result.eval_returns
@@ -428,7 +429,7 @@ def test_an_environment_that_raises_in_the_last_evaluation_costs_only_that(tmp_p
 
 def test_an_older_evaluation_is_not_reported_as_that_of_the_final_policy(tmp_path: Path) -> None:
     result = train_dqn(tiny_config("dqn", tmp_path, final_eval_episodes=0))
-    assert result.best_eval_return_mean is not None  # at step 100 or 200
+    assert result.best_eval_return_mean is not None  # at step 0, 100 or 200
     assert (result.eval_return_mean, result.eval_return_std, result.eval_returns) == (
         None,
         None,
@@ -440,7 +441,8 @@ def test_an_older_evaluation_is_not_reported_as_that_of_the_final_policy(tmp_pat
 
     class StopAfterEvaluation(Callback):
         def on_evaluation(self, run: TrainingRun, evaluation: Any) -> None:
-            run.interrupts.received = signal.SIGTERM
+            if run.env_steps:
+                run.interrupts.received = signal.SIGTERM
 
     with pytest.raises(TrainingInterrupted) as caught:
         train_dqn(tiny_config("dqn", tmp_path), callbacks=[StopAfterEvaluation()])
@@ -548,6 +550,7 @@ def test_callbacks_see_the_run_and_keep_their_state_over_a_resume(tmp_path: Path
     run_dir = caught.value.result.run_dir
     assert first.events == [
         "start 0",
+        "evaluation 0 of 2",
         "evaluation 100 of 2",
         "checkpoint 130",
         "end 130 interrupted",
@@ -571,11 +574,36 @@ def test_callbacks_see_the_run_and_keep_their_state_over_a_resume(tmp_path: Path
     ]
 
 
+class GrowingEnv(CountingEnv):
+    """An episode returns 15 times the number of episodes so far."""
+
+    episodes = 0
+
+    def __init__(self) -> None:
+        super().__init__(5)
+
+    def reset(self, **options: Any) -> Any:
+        self.episodes += 1
+        return super().reset(**options)
+
+    def step(self, action: Any) -> Any:
+        obs, reward, *rest = super().step(action)
+        return obs, self.episodes * reward, *rest
+
+
 def test_a_run_can_stop_early_when_it_is_good_enough(tmp_path: Path) -> None:
-    result = train_dqn(tiny_config("dqn", tmp_path), callbacks=[StopOnReturn(5.0)])
+    config = tiny_config("dqn", tmp_path, env_id=GrowingEnv)
+    result = train_dqn(config, callbacks=[StopOnReturn(30.0)])  # 15 at step 0, twice that at 100
     assert result.global_step == 100
     assert result.status == "finished"
     assert result.eval_return_mean is not None
+
+
+def test_a_run_that_begins_good_enough_ends_before_its_first_step(tmp_path: Path) -> None:
+    result = train_dqn(tiny_config("dqn", tmp_path), callbacks=[StopOnReturn(5.0)])
+    assert (result.global_step, result.updates, result.status) == (0, 0, "finished")
+    assert "reached 5.0" in str(result.stop_reason)
+    assert DQN.load(result.run_dir).evaluate(3).returns == result.eval_returns
 
 
 class BeyondEnv(CountingEnv):

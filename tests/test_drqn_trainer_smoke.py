@@ -45,7 +45,7 @@ def test_train_drqn_writes_checkpoint_and_metrics(tmp_path: Path) -> None:
     wanted = ("loss", "q_value_mean", "target_mean", "td_error_mean", "epsilon", "learning_rate")
     assert all(math.isfinite(row[f"train/{name}"]) for row in logged for name in wanted)
     assert all(row["train/loss"] > 0 for row in logged)
-    assert [row["global_step"] for row in rows if "eval/return_mean" in row] == [100, 200, 240]
+    assert [row["global_step"] for row in rows if "eval/return_mean" in row] == [0, 100, 200, 240]
     checkpoint = find_checkpoint(result.run_dir)
     assert checkpoint.path == result.checkpoint_path
     assert (checkpoint.env_steps, checkpoint.info["resume_level"]) == (240, "exact")

@@ -113,7 +113,8 @@ def test_a_card_holds_every_seed_and_all_it_takes_to_run_them_again(
     assert card.seed_numbers == (3, 1)
     for record in card.seeds:
         assert (record.return_mean, record.return_std, record.episodes) == (15.0, 0.0, 3)
-        assert record.curve.to_plain() == {"steps": [20, 40, 60], "returns": [15.0] * 3}
+        steps, returns = [0, 20, 40, 60], [15.0] * 4
+        assert record.curve.to_plain() == {"steps": steps, "returns": returns, "episodes": 2}
         assert (record.steps, record.sessions, record.device) == (60, 1, "cpu")
         assert record.seconds > 0
         assert record.commit == card.commit
@@ -145,7 +146,7 @@ def test_what_a_callback_logs_with_evaluations_is_in_the_card(
 ) -> None:
     (folder / "weighs.py").write_text(WEIGHS)
     card = make("--seeds", "0", "--set", "callbacks=[weighs:Weighs]")
-    expected = {"weight": {"steps": [20, 40, 60], "values": [40.0, 80.0, 120.0]}}
+    expected = {"weight": {"steps": [0, 20, 40, 60], "values": [0.0, 40.0, 80.0, 120.0]}}
     assert card.seeds[0].to_plain()["measured"] == expected
 
 
@@ -290,7 +291,7 @@ def test_with_other_settings_the_planned_figure_and_note_are_dropped(
     assert card.note == f"The settings are not those of dqn/cartpole: {changes}."
     assert (card.published, card.budget) == (None, 60)
     assert card.command.endswith(" --set ".join(["--seeds 0", *settings]))
-    assert outdated(card) == "total_timesteps, eval_interval, final_eval_episodes, seeds"
+    assert outdated(card) == "total_timesteps, final_eval_episodes, seeds"
     result = evidence("run", "dqn/cartpole", "--seeds", "0", "--output", "cards")
     assert result.exit_code == 1
     assert "is the card of another configuration" in result.stderr

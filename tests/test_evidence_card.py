@@ -19,6 +19,7 @@ from rl_training.errors import MissingExtra, RunError
 from rl_training.experiment.registry import resolve_config
 from rl_training.tools.evidence.card import (
     Card,
+    Curve,
     Published,
     SeedRecord,
     read_card,
@@ -486,3 +487,26 @@ def test_what_callbacks_measured_is_kept_and_drawn_below_the_returns(
         ((500, 1000), (1.5, -0.5)),
     ]
     assert (bias.curves[0].x, bias.curves[0].y) == ((500, 1000), (1.5, -0.125))
+
+
+def test_a_run_with_newer_curves_can_be_equal_to_an_older_card() -> None:
+    """Whose curve begins after training began, and ends with all of the last evaluation."""
+    card = make_card([1.0, 3.0])
+    newer = [
+        record.model_copy(
+            update={
+                "curve": Curve(
+                    steps=(0, 500, 1000),
+                    returns=(-9.0, record.return_mean / 2, record.return_mean + 0.5),
+                    episodes=10,
+                )
+            }
+        )
+        for record in card.seeds
+    ]
+    assert compare(card, card.seeds, tuple(newer)).identical
+    wrong = Curve(steps=(0, 500, 1000), returns=(-9.0, 0.75, 1.5), episodes=10)
+    differs = newer[0].model_copy(update={"curve": wrong})
+    assert not compare(card, card.seeds, (differs, newer[1])).identical
+    assert compare(card, tuple(newer), tuple(newer)).identical
+    assert not compare(card, tuple(newer), (differs, newer[1])).identical

@@ -74,3 +74,10 @@ def test_other_seeds_and_lost_keys_are_changes_and_new_keys_with_their_default_a
     assert outdated(card_of("dqn/cartpole", once_a_key=1)) == "keys that no longer exist"
     older = {key: value for key, value in card.configuration.items() if key != "execution"}
     assert outdated(card.model_copy(update={"configuration": older})) == ""
+
+
+def test_how_a_run_is_watched_does_not_make_a_card_outdated() -> None:
+    """The conformance tests hold that it changes no bit of what is learned."""
+    watched = card_of("dqn/cartpole", eval_interval=10_000, log_interval=7, action_names=[])
+    assert outdated(watched) == ""
+    assert outdated(card_of("dqn/cartpole", final_eval_episodes=7)) == "final_eval_episodes"

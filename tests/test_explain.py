@@ -14,16 +14,26 @@ import numpy as np
 import pytest
 import torch
 from click.testing import Result
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from torch import nn
 from typer.testing import CliRunner
 
-from rl_training import C51, DQN, DRQN, PPO, QRDQN
+import rl_training
+from rl_training import C51, DQN, DRQN, PPO, QRDQN, SAC, TD3, RecurrentPPO
+from rl_training.algorithms.base import Algorithm
 from rl_training.api.managed import ManagedAlgorithm
 from rl_training.cli import app
-from rl_training.errors import MissingExtra, NonFiniteError, UsageError
-from rl_training.experiment.registry import train_config
-from rl_training.tools.explain import MOST_ROWS, Explanation, draw, explain
+from rl_training.config.loading import packaged_configs
+from rl_training.errors import ConfigError, MissingExtra, NonFiniteError, UsageError
+from rl_training.experiment.registry import resolve_config, train_config
+from rl_training.tools.explain import (
+    ChoiceProbabilities,
+    Explanation,
+    Spread,
+    best_along,
+    explain,
+)
+from rl_training.tools.explanation_picture import MOST_DIMENSIONS, MOST_ROWS, draw
 from rounding import rounding
 from training import tiny_config
 
@@ -43,6 +53,16 @@ class Gambling(gym.Env[np.ndarray, int]):
     def __init__(self, actions: int = 3) -> None:
         self.observation_space = Box(-1e30, 1e30, (2,), np.float32)
         self.action_space = Discrete(actions, start=5)
+
+
+class OnlyActs(Algorithm):
+    """An algorithm with no more than it must have."""
+
+    def act(self, *arguments: Any, **options: Any) -> Any:
+        raise NotImplementedError
+
+    def update(self, batch: Any, clock: Any) -> Any:
+        raise NotImplementedError
 
 
 class Scaled(nn.Module):
@@ -157,11 +177,12 @@ def test_the_network_is_asked_as_for_acting() -> None:
 # The picture
 
 
-def test_bars_reach_from_zero_to_the_q_values() -> None:
+def test_bars_reach_from_zero_to_q_values_that_differ_much() -> None:
     from matplotlib.patches import Rectangle
 
     _, axes = pictured(gambler("dqn", [1.0, -2.0, 4.0]))
     bars = [bar for box in axes.containers for bar in box]
+    assert axes.get_xlim()[0] < 0 < axes.get_xlim()[1]
     assert all(isinstance(bar, Rectangle) for bar in bars)
     assert [(bar.get_x(), bar.get_width()) for bar in bars] == [(0, 1), (0, -2), (0, 4)]
     centres = [bar.get_y() + bar.get_height() / 2 for bar in bars]
@@ -221,12 +242,17 @@ def test_words_say_what_is_seen() -> None:
     agent._current_agent().set_progress(12_345, 50_000)
     figure, axes = pictured(agent)
     assert figure.get_suptitle() == "QR-DQN on <Env instance Gambling>, step 12,345"
-    assert axes.get_title() == "at [1.0, 0.0]"
+    assert axes.get_title(loc="left") == "at [1.0, 0.0]"
     assert "discounted return" in axes.get_xlabel()
     assert axes.get_ylabel() == "action"
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert legend == ["quantiles of the return: the denser, the more probable", "mean (Q-value)"]
-    assert [text.get_text() for text in axes.texts] == ["3", "4", "0"]
+    assert legend == [
+        "greedy action: quantiles of the return: the denser, the more probable",
+        "other actions",
+        "mean (Q-value)",
+        "the greedy action's mean",
+    ]
+    assert [text.get_text() for text in axes.texts] == ["3  (-1)", "4", "0  (-4)"]
 
 
 @pytest.mark.parametrize("count", [2, 18, 300])
@@ -247,6 +273,214 @@ def test_of_very_many_actions_the_best_are_shown() -> None:
     assert axes.get_ylabel() == "action, the best 24 of 300"
 
 
+def test_values_that_are_close_are_shown_by_how_they_differ() -> None:
+    _, axes = pictured(gambler("dqn", [100.0, 104.0, 103.0]))
+    left, right = axes.get_xlim()
+    assert 99 < left < 100
+    assert 104 < right < 105
+    assert [text.get_text() for text in axes.texts] == ["100  (-4)", "104", "103  (-1)"]
+    lines = axes.collections[0].get_segments()  # to the best
+    np.testing.assert_allclose([line[:, 0] for line in lines], [[100, 104], [104, 104], [103, 104]])
+
+
+# Policies
+
+
+class Constant(nn.Module):
+    """A policy and a value that are always the same."""
+
+    def __init__(self, output: Any, value: float = 2.5, log_std: Any = None) -> None:
+        super().__init__()
+        self.output = nn.Parameter(torch.tensor(output, dtype=torch.float32))
+        self.number = nn.Parameter(torch.tensor(value))
+        if log_std is not None:
+            self.log_std = nn.Parameter(torch.tensor(log_std, dtype=torch.float32))
+
+    def policy(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.output.expand(len(obs), -1)
+
+    def value(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.number.expand(len(obs))
+
+
+class Steering(gym.Env[np.ndarray, Any]):
+    """Never played; its two actions have other bounds."""
+
+    action_names = ("wheel", "gas")
+
+    def __init__(self, space: Any = None) -> None:
+        self.observation_space = Box(-1, 1, (2,), np.float32)
+        self.action_space = space or Box(np.float32([-10, 0]), np.float32([10, 4]))
+
+
+class Bowl(nn.Module):
+    """An actor of mean 0 and deviation 1; critics that give 7 - a0^2 + a1, and 2 more."""
+
+    def __init__(self, outputs: int = 4) -> None:
+        super().__init__()
+        self.actor, self.critics = BowlActor(outputs), BowlCritics()
+
+
+class BowlActor(nn.Module):
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.output = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.output.expand(len(obs), -1)
+
+
+class BowlCritics(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heights = nn.Parameter(torch.tensor([7.0, 9.0]))
+
+    def forward(self, obs: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        value = action[:, 1] - action[:, 0] ** 2
+        return (self.heights[:, None] + value)[:, :, None]
+
+
+def policy_agent(space: Any, output: Any, log_std: Any = None, **keys: Any) -> ManagedAlgorithm:
+    network = {"network": lambda *_: Constant(output, log_std=log_std)}
+    return PPO(Steering(space), algo_kwargs=network, **keys)
+
+
+def test_choices_have_the_probabilities_of_their_logits_and_the_state_its_value() -> None:
+    agent = policy_agent(Discrete(3), np.log([1.0, 4.0, 5.0]), action_names=["a", "b", "c"])
+    explanation = explained(agent, (0.0, 0.0))
+    expected = explanation.expected
+    assert isinstance(expected, ChoiceProbabilities)
+    np.testing.assert_allclose(expected.probabilities, [0.1, 0.4, 0.5], rtol=1e-6)
+    assert expected.value == 2.5
+    assert (explanation.actions, explanation.greedy.tolist()) == (["a (0)", "b (1)", "c (2)"], [2])
+    _, axes = pictured(agent, (0.0, 0.0))
+    assert axes.get_xlim() == (0, 1)
+    assert labels(axes) == ["a (0)", "b (1)", "greedy: c (2)"]
+    assert [text.get_text() for text in axes.texts] == ["10.00%", "40.00%", "50.00%"]
+    masked = explain(agent._current_agent(), [0.0, 0.0], [1, 1, 0])
+    assert isinstance(masked.expected, ChoiceProbabilities)
+    np.testing.assert_allclose(masked.expected.probabilities, [0.2, 0.8], rtol=1e-6)
+
+
+def test_each_part_of_an_action_has_its_greedy_choice() -> None:
+    several = explained(policy_agent(MultiDiscrete([2, 3]), [1.0, 0.0, 0.0, 0.0, 1.0]), (0.0, 0.0))
+    assert several.greedy.tolist() == [0, 4]
+    assert several.actions[4] == "action[1]: 2"
+    names = ["lamp", "fan"]
+    switches = explained(policy_agent(MultiBinary(2), [-1.0, 2.0], action_names=names), (0.0, 0.0))
+    assert switches.actions == ["lamp: 0", "lamp: 1", "fan: 0", "fan: 1"]
+    assert switches.greedy.tolist() == [0, 3]
+
+
+def test_a_gaussian_policys_spread_is_in_the_environments_units() -> None:
+    agent = policy_agent(None, [0.5, -1.0], np.log([0.1, 0.5]))
+    explanation = explained(agent, (0.0, 0.0))
+    expected = explanation.expected
+    assert isinstance(expected, Spread)
+    np.testing.assert_allclose(expected.action, [5, 0], atol=1e-6)  # -10 to 10, and 0 to 4
+    normal = np.array([-1.6448536, -0.6744898, 0, 0.6744898, 1.6448536])
+    np.testing.assert_allclose(expected.quantiles[:, 0], 5 + normal, rtol=1e-5)
+    # Half of a scale of 2 is 1 a deviation; what is below the bound is clipped to it.
+    np.testing.assert_allclose(expected.quantiles[:, 1], normal.clip(0), atol=1e-5)
+    assert expected.along.shape[0] == 0
+    assert "value of the state, in units of the rewards learned from: 2.5" in str(explanation)
+
+
+def test_critics_are_asked_along_each_dimension() -> None:
+    agent = SAC(Steering(), algo_kwargs={"network": lambda *_: Bowl()}, action_names=["l", "r"])
+    explanation = explained(agent, (0.0, 0.0))
+    expected = explanation.expected
+    assert isinstance(expected, Spread)
+    np.testing.assert_allclose(expected.action, [0, 2])
+    upper = np.tanh(0.6744898)
+    np.testing.assert_allclose(expected.quantiles[3], [10 * upper, 2 + 2 * upper], rtol=1e-6)
+    assert expected.values.tolist() == [7, 9]
+    scaled = expected.grid / [10, 2] - [0, 1]
+    np.testing.assert_allclose(expected.along[0, 0], 7 - scaled[:, 0] ** 2, atol=1e-5)
+    np.testing.assert_allclose(expected.along[1, 1], 9 + scaled[:, 1], atol=1e-5)
+    best = best_along(expected)
+    np.testing.assert_allclose(best, [(0, 8), (4, 9)], atol=1e-5)
+    assert str(explanation).splitlines()[1].endswith("best by critics  value there")
+    figure = draw(explanation)
+    assert [axes.get_yticklabels()[0].get_text() for axes in figure.axes[::2]] == ["l", "r"]
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert len(legend) == 7
+    assert "without exploration" in legend
+
+
+def test_a_deterministic_actor_spreads_by_its_noise() -> None:
+    hyper = {"network": lambda *_: Bowl(2), "noise": 0.1}
+    expected = explained(TD3(Steering(), algo_kwargs=hyper), (0.0, 0.0)).expected
+    assert isinstance(expected, Spread)
+    normal = [-1.6448536, -0.6744898, 0, 0.6744898, 1.6448536]  # a tenth of the scale, 10
+    np.testing.assert_allclose(expected.quantiles[:, 0], normal, rtol=1e-5)
+    assert expected.values.tolist() == [7, 9]
+
+
+@pytest.mark.parametrize("algo", [DRQN, RecurrentPPO])
+def test_a_recurrent_agent_is_explained_at_the_beginning_of_an_episode(algo: Any) -> None:
+    agent = algo(Gambling(), hidden_sizes=[4], core_size=4)
+    explanation = explained(agent)
+    assert explanation.recurrent
+    assert explanation.where == "at the beginning of an episode, at [1.0, 0.0]"
+    assert explanation.greedy[0] + 5 == agent.predict([1.0, 0.0])[0]
+
+
+def test_of_very_many_dimensions_the_first_are_drawn_and_all_are_told() -> None:
+    space = Box(-1, 1, (40,), np.float32)
+    agent = policy_agent(space, np.zeros(40), np.zeros(40))
+    explanation = explained(agent, (0.0, 0.0))
+    figure = draw(explanation)
+    assert len(figure.axes) == MOST_DIMENSIONS
+    assert "the first 8 of 40 dimensions" in figure.axes[-1].get_xlabel()
+    assert len(str(explanation).splitlines()) == 2 + 40 + 1
+
+
+# Names
+
+
+def test_names_of_actions_stand_beside_their_numbers(tmp_path: Path) -> None:
+    _, axes = pictured(gambler("dqn", [1.0, 4.0, 2.0], action_names=["stay", "$x$", "go"]))
+    assert labels(axes) == ["stay (5)", "greedy: $x$ (6)", "go (7)"]
+    assert not axes.get_yticklabels()[1].get_parse_math()
+    for names in (["one"], ["a", "b", "c", "d"]):
+        with pytest.raises(ConfigError, match=f"expected 3, one for each choice .*{len(names)}"):
+            explained(gambler("dqn", [1.0, 4.0, 2.0], action_names=names))
+    for name in ("", "x" * 41, "a\x1b[1m", " a", "a\nb"):
+        with pytest.raises(ConfigError, match="action_names"):
+            gambler("dqn", [1.0, 4.0, 2.0], action_names=[name] * 3)
+
+
+class Named(gym.Wrapper[Any, Any, Any, Any]):
+    def __init__(self, env: Any, names: Any) -> None:
+        super().__init__(env)
+        self.action_names = names
+
+
+@pytest.mark.parametrize(
+    ("names", "kept"), [(("left", "right"), ("left", "right")), (("one",), ()), (7, ())]
+)
+def test_a_run_keeps_the_names_that_its_environment_gives(
+    names: Any, kept: tuple[str, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def make() -> gym.Env[Any, Any]:
+        return Named(gym.make("CartPole-v1"), names)
+
+    result = train_config(tiny_config("dqn", tmp_path, env_id=make, total_timesteps=30))
+    loaded = rl_training.load(result.run_dir)
+    assert loaded.config.action_names == kept
+    assert loaded._current_agent().action_names == kept
+    assert ("its action_names are left out" in caplog.text) == (not kept)
+
+
+@pytest.mark.parametrize("name", sorted(packaged_configs()))
+def test_packaged_names_are_as_many_as_the_actions(name: str) -> None:
+    config = resolve_config(name).config
+    counts = {"CartPole-v1": 2, "LunarLander-v3": 4, "Pendulum-v1": 1, "Hopper-v5": 3}
+    counts |= {"InvertedPendulum-v5": 1, "ALE/Pong-v5": 6, "Taxi-v4": 6}
+    assert len(config.action_names) == counts.get(config.env_id, 0)
+
+
 # What is refused
 
 
@@ -258,10 +492,11 @@ def test_a_batch_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_algorithm_without_action_values_is_refused(tmp_path: Path) -> None:
-    for algo in (PPO, DRQN):  # one has no values, and those of the other depend on a history
-        with pytest.raises(UsageError, match=rf"\(dqn, qr_dqn, c51\), found {algo.algo_name}"):
-            algo(Gambling()).explain([1.0, 0.0], tmp_path / "why.png")
+def test_an_algorithm_that_only_acts_is_refused(tmp_path: Path) -> None:
+    agent = PPO(Gambling())
+    agent._current_agent().algorithm = OnlyActs()  # such as one of somebody's own
+    with pytest.raises(UsageError, match="methods first_output, q_values and returns, or first_"):
+        agent.explain([1.0, 0.0], tmp_path / "why.png")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -328,7 +563,7 @@ def predict(run_dir: Path, *words: object, stdin: str | None = None) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
 
 
-@pytest.mark.parametrize("algo", VALUE_BASED)
+@pytest.mark.parametrize("algo", [*VALUE_BASED, "ppo"])
 def test_predict_prints_the_action_and_draws_the_picture(
     algo: str, runs: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -338,8 +573,12 @@ def test_predict_prints_the_action_and_draws_the_picture(
     result = predict(runs[algo], *words, "--explain", path)
     assert result.exit_code == 0, result.output
     assert (result.stdout, result.stderr) == (plain.stdout, f"written: {path}\n")
+    in_words = predict(runs[algo], *words, "--explain", "-")
+    assert (in_words.exit_code, in_words.stdout) == (0, plain.stdout)
+    loaded = rl_training.load(runs[algo]).explanation(OBSERVATION)
+    assert in_words.stderr == f"{loaded}\n"
     assert path.read_bytes().startswith(b"\x89PNG")
-    from_python = VALUE_BASED[algo].load(runs[algo]).explain(OBSERVATION, tmp_path / "again.png")
+    from_python = rl_training.load(runs[algo]).explain(OBSERVATION, tmp_path / "again.png")
     assert from_python.read_bytes() == path.read_bytes()
 
 
@@ -357,7 +596,6 @@ def test_a_trained_agents_picture_shows_its_step_and_its_action(
 @pytest.mark.parametrize(
     ("algo", "words", "said"),
     [
-        ("ppo", ("--observation", "[0, 0, 0, 0]"), "(dqn, qr_dqn, c51"),
         ("dqn", ("--observation", "[[0, 0, 0, 0], [1, 1, 1, 1]]"), "found a batch of 2"),
         ("dqn", (), "give it with --observation"),
     ],

@@ -20,7 +20,7 @@ from toy_envs import CountingEnv
 from training import StopAt, final_state, tiny_config
 
 FAMILIES = ("dqn", "drqn", "sac", "ppo", "recurrent_ppo")
-TOTAL = 240  # of `tiny_config`; its evaluations are at 100 and 200, and at the end
+TOTAL = 240  # of `tiny_config`; its evaluations are at 0, 100 and 200, and at the end
 SLICE = 100  # ends where an evaluation and a row of the log are due
 
 
@@ -53,7 +53,7 @@ def test_slices_end_as_one_call_does(algo: str, tmp_path: Path) -> None:
     assert final_state(last.run_dir) == final_state(straight)
     assert records(last.run_dir) == records(straight)
     between = [
-        {"global_step": result.global_step, "eval/return_mean": result.eval_return_mean}
+        {"global_step": result.global_step, "eval/final_return_mean": result.eval_return_mean}
         for result in (first, second)
     ]
     log = rows(last.run_dir)
@@ -89,9 +89,9 @@ def test_an_evaluation_between_slices_leaves_callbacks_that_are_saved_alone(
     train_config(config, callbacks=[straight])
     agent = DQN(config)
     agent.learn(150, callbacks=[sliced])
-    assert sliced.count == 2  # at 100 and in the pause
+    assert sliced.count == 3  # at 0, at 100 and in the pause
     agent.learn(callbacks=[sliced])
-    assert sliced.count == straight.count == 3  # at 100, at 200, at the end
+    assert sliced.count == straight.count == 4  # at 0, at 100, at 200, at the end
 
 
 def test_where_episodes_are_cut_slices_of_whole_intervals_are_the_same(tmp_path: Path) -> None:

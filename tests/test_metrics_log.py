@@ -13,7 +13,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rl_training.errors import CheckpointError, RunError, SaveError
-from rl_training.storage.metrics_log import MetricsLog, latest_values, read_metrics
+from rl_training.storage.metrics_log import EMPTY_LOG, MetricsLog, latest_values, read_metrics
 
 
 def steps(path: Path) -> list[int]:
@@ -253,3 +253,50 @@ def test_heavy_packages_are_imported_only_when_needed() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_tensorboard_has_the_configuration_and_the_hyper_parameters_with_the_result(
+    tmp_path: Path,
+) -> None:
+    from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+    from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+    from tensorboard.context import RequestContext
+    from tensorboard.plugins.base_plugin import TBContext
+    from tensorboard.plugins.hparams import api_pb2
+    from tensorboard.plugins.hparams.backend_context import Context
+    from tensorboard.plugins.hparams.list_session_groups import Handler
+
+    at_30 = {**EMPTY_LOG, "global_step": 30}
+    for seed, position in ((0, None), (1, None), (1, at_30)):
+        run_dir = tmp_path / f"seed-{seed}"
+        run_dir.mkdir(exist_ok=True)
+        with MetricsLog(run_dir, resume_from=position) as log:
+            log.describe("algo: dqn\nlayers: [8]\n", {"algo": "dqn", "seed": seed, "double": True})
+            log.write(40, {"eval/final_return_mean": 7.0 + seed})
+            if (seed, position) == (1, None):  # killed, and resumed from step 30
+                log.write(50, {"eval/final_return_mean": -1.0})
+            else:
+                log.finish()
+    events = EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload()
+    (text,) = {event.tensor_proto.string_val[0] for event in events.Tensors("seed-0", "config")}
+    assert text == b"    algo: dqn\n    layers: [8]\n"
+    assert events.SummaryMetadata("seed-0", "config").plugin_data.plugin_name == "text"
+    context = Context(TBContext(data_provider=MultiplexerDataProvider(events, str(tmp_path))))
+    succeeded = [api_pb2.STATUS_SUCCESS]
+    asked = api_pb2.ListSessionGroupsRequest(slice_size=10, allowed_statuses=succeeded)
+    groups = Handler(RequestContext(), context, "", asked).run().session_groups
+    found = {
+        session.name: (
+            group.hparams["algo"].string_value,
+            group.hparams["seed"].number_value,
+            group.hparams["double"].bool_value,
+            [(metric.name.tag, metric.value) for metric in session.metric_values],
+        )
+        for group in groups
+        for session in group.sessions
+    }
+    figure = "eval/final_return_mean"
+    assert found == {
+        "seed-0": ("dqn", 0, True, [(figure, 7)]),
+        "seed-1": ("dqn", 1, True, [(figure, 8)]),
+    }

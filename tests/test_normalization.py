@@ -211,8 +211,8 @@ def test_statistics_are_those_of_training_and_frozen_elsewhere(algo: str, tmp_pa
     watch = Watch()
     rewards = {"normalize_rewards": True} if algo == "ppo" else {}
     result = train(config(algo, tmp_path, **rewards), callbacks=[watch])
-    assert [before == after for before, after in watch.evaluations] == [True] * 3
-    assert len(set(watch.evaluations)) == 3
+    assert [before == after for before, after in watch.evaluations] == [True] * 4
+    assert len(set(watch.evaluations)) == 4
     state = watch.run.agent.normalizer.state_dict()
     moments = state["moments"]
     # PPO observes whole rollouts: 9 of 32 rows in 300; DQN every row.

@@ -480,7 +480,6 @@ class NoAlgorithm:
         ({"actions": frozenset()}, "actions: expected a frozenset of .*, found frozenset"),
         ({"title": 3}, "title: expected str, found 3"),
         ({"paper": None}, "paper: expected str, found None"),
-        ({"explains": "yes"}, "explains: expected bool, found 'yes'"),
     ],
 )
 def test_a_wrong_component_is_refused_where_the_spec_is_declared(

@@ -121,7 +121,7 @@ def test_the_best_policy_can_be_loaded(tmp_path: Path) -> None:
     result = train_dqn(tiny_config("dqn", tmp_path))
     best = DQN.load(result.run_dir, best=True)
     assert best.evaluate(2).mean == pytest.approx(best.evaluate(2).mean)
-    assert result.best_eval_return_mean in (best.evaluate(2).mean, best.evaluate(3).mean)
+    assert result.best_eval_return_mean == best.evaluate(2).mean
 
 
 def test_resume_continues_a_loaded_run_bit_for_bit(tmp_path: Path) -> None:

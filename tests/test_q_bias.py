@@ -187,7 +187,7 @@ def test_an_environment_that_raises_ends_the_run_with_what_was_learned_saved(
         """Before the callback that measures, which is given after it."""
 
         def on_evaluation(self, run: TrainingRun, evaluation: Any) -> None:
-            Breaks.broken = True
+            Breaks.broken = run.env_steps == 100
 
     wrappers = [{"TimeLimit": {"max_episode_steps": 5}}]
     config = tiny_config("sac", tmp_path, env_id=Breaks, wrappers=wrappers)
@@ -231,7 +231,7 @@ def test_a_measurement_that_a_signal_broke_off_is_made_up_for(tmp_path: Path) ->
         for key in ("eval/q_bias_mean",)
     ]
     assert rows[0] == rows[1]
-    assert [step for step, _ in rows[0]] == [100, 200, 240]
+    assert [step for step, _ in rows[0]] == [0, 100, 200, 240]
 
 
 def test_measuring_happens_with_each_evaluation_and_touches_nothing(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_measuring_happens_with_each_evaluation_and_touches_nothing(tmp_path: Pa
     states = final_state(watched.run_dir), final_state(plain.run_dir)
     assert {name for name in states[0] if states[0][name] != states[1][name]} == {"callbacks"}
     rows = [row for row in read_metrics(watched.run_dir) if "eval/q_bias_mean" in row]
-    assert [row["global_step"] for row in rows] == [100, 200, 240]
+    assert [row["global_step"] for row in rows] == [0, 100, 200, 240]
     again = train_config(tiny_config("redq", tmp_path, callbacks=named))
     repeated = [row for row in read_metrics(again.run_dir) if "eval/q_bias_mean" in row]
     key = "eval/q_bias_mean"
@@ -283,6 +283,6 @@ def test_callbacks_that_cannot_be_made_are_refused(
 def test_a_configuration_names_callbacks_with_their_arguments(tmp_path: Path) -> None:
     config = tiny_config("sac", tmp_path, callbacks=[{"StopOnReturn": {"threshold": -1e9}}])
     result = train_config(config)
-    assert result.global_step == 100  # the first evaluation
+    assert result.global_step == 0  # the first evaluation
     assert "reached -1000000000.0" in str(result.stop_reason)
     assert resolve_config("redq/inverted_pendulum").config.callbacks == ("QBias",)

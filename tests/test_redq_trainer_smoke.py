@@ -24,7 +24,7 @@ def test_train_redq_writes_checkpoint_and_metrics(tmp_path: Path) -> None:
     assert summary["updates"] == result.updates == 2 * (240 - 60)
     rows = read_metrics(result.run_dir / "metrics.jsonl")
     assert [row["global_step"] for row in rows if "train/critic_loss" in row] == [100, 150, 200]
-    assert [row["global_step"] for row in rows if "eval/return_mean" in row] == [100, 200, 240]
+    assert [row["global_step"] for row in rows if "eval/return_mean" in row] == [0, 100, 200, 240]
     assert REDQ.load(result.run_dir).evaluate(3).returns == result.eval_returns
 
 

@@ -20,9 +20,9 @@ from rl_training.runtime.evaluator import Evaluation
 from rl_training.runtime.result import TrainingInterrupted, TrainResult
 from rl_training.runtime.training_run import TrainingRun
 from rl_training.storage.checkpoints import find_checkpoint, prune, write_checkpoint
-from rl_training.storage.metrics_log import MetricsLog
+from rl_training.storage.metrics_log import MetricsLog, read_metrics
 from toy_envs import ChainEnv, CountingEnv
-from training import StopAt, tiny_config
+from training import ONE_OF_EACH_FAMILY, StopAt, final_state, tiny_config
 
 
 class Scripted(Callback):
@@ -41,7 +41,7 @@ class Scripted(Callback):
 
 def test_extending_a_run_never_replaces_a_better_best(tmp_path: Path) -> None:
     config = tiny_config("dqn", tmp_path)
-    run_dir = train_dqn(config, callbacks=[Scripted(1.0, 2.0, 500.0)]).run_dir
+    run_dir = train_dqn(config, callbacks=[Scripted(0.0, 1.0, 2.0, 500.0)]).run_dir
     longer = config.with_changes(total_timesteps=340)
     result = train_dqn(longer, callbacks=[Scripted(10.0, 20.0)], resume=run_dir)
     assert result.best_eval_return_mean == 500.0
@@ -201,10 +201,10 @@ def test_an_evaluation_environment_that_cannot_be_built_late_saves_the_learner(
             monkeypatch.setattr(Dwindling, "gone", True)
 
     config = tiny_config("dqn", tmp_path, env_id=Dwindling, eval_interval=60, checkpoint_interval=0)
-    with pytest.raises(MissingExtra, match="step 60 of the run is saved in"):
+    with pytest.raises(MissingExtra, match="step 240 of the run is saved in"):  # needs a third
         train_dqn(config, callbacks=[Remove()])
     (run_dir,) = tmp_path.iterdir()
-    assert find_checkpoint(run_dir).env_steps == 60
+    assert find_checkpoint(run_dir).env_steps == 240
 
 
 class Shy:
@@ -405,13 +405,8 @@ def test_an_evaluation_broken_off_by_a_signal_is_made_up_for(tmp_path: Path) -> 
     run_dir = caught.value.result.run_dir
     train_dqn(config, resume=run_dir)
 
-    def evaluations(path: Path) -> list[tuple[int, float]]:
-        rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-        key = "eval/return_mean"
-        return [(row["global_step"], row[key]) for row in rows if key in row]
-
     assert evaluations(run_dir) == evaluations(straight)
-    assert [step for step, _ in evaluations(run_dir)] == [100, 200, 240]
+    assert [*evaluations(run_dir)] == [0, 100, 200, 240]
 
 
 def test_a_budget_that_is_used_up_needs_no_other_reason_to_stop(tmp_path: Path) -> None:
@@ -419,7 +414,7 @@ def test_a_budget_that_is_used_up_needs_no_other_reason_to_stop(tmp_path: Path) 
     assert train_dqn(config, callbacks=[StopOnReturn(0.0)]).stop_reason is None
     early = train_dqn(tiny_config("dqn", tmp_path), callbacks=[StopOnReturn(0.0)])
     assert early.stop_reason is not None
-    assert early.global_step == 100
+    assert early.global_step == 0
 
 
 def test_an_episodes_course_does_not_depend_on_how_many_are_played(tmp_path: Path) -> None:
@@ -476,3 +471,102 @@ def test_rewards_are_scaled_where_they_are_learned_from_and_nowhere_else(
     assert (found[0] == 0.25).all()
     assert min(result.eval_returns) >= 5
     assert all(value == round(value) for value in result.eval_returns)
+
+
+def evaluations(run_dir: Path, name: str = "eval/return_mean") -> dict[int, float]:
+    """What was logged of the evaluations; a step that has two of them is refused."""
+    found = [(row["global_step"], row[name]) for row in read_metrics(run_dir) if name in row]
+    assert len(dict(found)) == len(found)
+    return dict(found)
+
+
+@pytest.mark.parametrize("algo", ONE_OF_EACH_FAMILY)
+def test_evaluating_changes_nothing_of_what_a_run_learns_from(algo: str, tmp_path: Path) -> None:
+    config = tiny_config(algo, tmp_path, total_timesteps=110, eval_interval=50)
+    unwatched = config.with_changes(eval_interval=0, final_eval_episodes=0)
+    states = [final_state(train_config(c).run_dir) for c in (config, unwatched)]
+    # The best return, and that nothing is to be made up for, are the run's and the callbacks' own.
+    for state in states:
+        assert state.keys() >= {"agent", "replay", "envs", "generators"}
+        del state["run"], state["callbacks"]
+    assert states[0] == states[1]
+
+
+def test_the_first_point_of_a_curve_is_the_policy_that_a_run_begins_with(tmp_path: Path) -> None:
+    config = tiny_config("dqn", tmp_path)
+    first = train_dqn(config)
+    untrained = DQN(config).evaluate(2).mean
+    assert evaluations(first.run_dir)[0] == untrained
+    second = train_dqn(config.with_changes(init_from=str(first.run_dir), total_timesteps=60))
+    assert evaluations(second.run_dir)[0] == DQN.load(first.run_dir).evaluate(2).mean
+
+
+def test_points_are_over_the_same_episodes_and_the_result_is_over_all(tmp_path: Path) -> None:
+    class All(Callback):
+        def __init__(self) -> None:
+            self.evaluations: dict[int, Evaluation] = {}
+
+        def on_evaluation(self, run: TrainingRun, evaluation: Evaluation) -> None:
+            self.evaluations[run.env_steps] = evaluation
+
+    played = All()
+    result = train_dqn(tiny_config("dqn", tmp_path, final_eval_episodes=7), callbacks=[played])
+    last = played.evaluations[240]
+    assert last.returns == result.eval_returns
+    assert [len(one.returns) for one in played.evaluations.values()] == [2, 2, 2, 7]
+    points = evaluations(result.run_dir)
+    assert points == {step: one.first(2).mean for step, one in played.evaluations.items()}
+    assert result.best_eval_return_mean == max(points.values())
+    final = evaluations(result.run_dir, "eval/final_return_mean")
+    assert final == {240: result.eval_return_mean} == {240: np.mean(result.eval_returns)}
+    spread = evaluations(result.run_dir, "eval/final_return_std")
+    assert spread == {240: result.eval_return_std}
+
+
+@pytest.mark.parametrize("method", ["on_evaluation_start", "on_evaluation"])
+def test_an_evaluation_before_the_first_step_is_made_once(method: str, tmp_path: Path) -> None:
+    """A signal before it drops it, and it is made up for; one after it leaves it."""
+
+    class Signal(Callback):
+        def stop(self, run: TrainingRun, *_: Any) -> None:
+            run.interrupts.received = signal.SIGTERM
+
+    config = tiny_config("dqn", tmp_path)
+    straight = train_dqn(config)
+    stops = Signal()
+    setattr(stops, method, stops.stop)
+    with pytest.raises(TrainingInterrupted) as caught:
+        train_dqn(config, callbacks=[stops])
+    run_dir = caught.value.result.run_dir
+    assert caught.value.result.global_step == 0
+    train_dqn(config, resume=run_dir)
+    assert evaluations(run_dir) == evaluations(straight.run_dir)
+    assert final_state(run_dir) == final_state(straight.run_dir)
+
+
+def test_tensorboard_is_told_of_a_runs_configuration_and_of_its_end(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    def told(run_dir: Path) -> tuple[str, Any, bool]:
+        events = EventAccumulator(str(run_dir)).Reload()
+        data = HParamsPluginData.FromString(
+            events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+        )
+        ended = "_hparams_/session_end_info" in events.Tags()["tensors"]
+        text = events.Tensors("config")[0].tensor_proto.string_val[0].decode()
+        return text, data.session_start_info.hparams, ended
+
+    config = tiny_config("dqn", tmp_path)
+    with pytest.raises(TrainingInterrupted) as caught:
+        train_dqn(config, callbacks=[StopAt(130)])
+    run_dir = caught.value.result.run_dir
+    text, keys, ended = told(run_dir)
+    assert not ended
+    lines = (run_dir / "config.yaml").read_text().splitlines()
+    assert text.splitlines() == [f"    {line}" for line in lines]  # as Markdown quotes code
+    assert keys["algo_kwargs.replay_ratio"].number_value == 0.5
+    assert keys["env_id"].string_value == "CartPole-v1"
+    assert "output_dir" not in keys
+    train_dqn(config, resume=run_dir)
+    assert told(run_dir)[2]

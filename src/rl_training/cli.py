@@ -316,7 +316,7 @@ def predict(  # noqa: PLR0913, PLR0917 - the options of the command
     ] = False,
     explain: Annotated[
         Path | None,
-        typer.Option("--explain", help="Draw there what each action promises (report extra)."),
+        typer.Option("--explain", help="Draw there what it makes of the observation; - prints it."),
     ] = None,
     device: DeviceOption = None,
     trust: TrustOption = False,

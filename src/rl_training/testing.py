@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from typer.testing import CliRunner
 
-from rl_training.algorithms.base import Algorithm, UpdateResult
+from rl_training.algorithms.base import Algorithm, GivesActions, GivesReturns, UpdateResult
 from rl_training.api.managed import algorithm_class
 from rl_training.cli import app
 from rl_training.config.loading import dump_yaml
@@ -41,6 +41,7 @@ from rl_training.experiment.registry import (
     resolve_config,
     train_config,
 )
+from rl_training.runtime.agent import Agent
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.compatibility import check_spaces
 from rl_training.runtime.result import TrainingInterrupted, TrainResult
@@ -49,7 +50,7 @@ from rl_training.runtime.spec_table import register
 from rl_training.runtime.training_run import TrainingRun
 from rl_training.storage.checkpoints import find_checkpoint
 from rl_training.storage.tree import tree_hash
-from rl_training.tools.explain import explain
+from rl_training.tools.explain import ChoiceProbabilities, Explanation, Spread, explain
 from rl_training.tools.verify_resume import run_state as final_state
 
 Check = Callable[[AlgorithmSpec, Mapping[str, Any], Path], None]
@@ -153,10 +154,27 @@ def acting_is_valid(spec: AlgorithmSpec, config: Mapping[str, Any], directory: P
         alone = agent.predict(_row(rows, number))[0]
         same = np.allclose(alone, action, rtol=0, atol=1e-5)
         _require(same, f"one observation gives {alone!r}, in a batch it gives {action!r}")
-    if spec.explains:
-        best = int(explain(agent, _row(rows, 0)).expected.q_values.argmax())
-        greedy = agent.adapter.decode(np.array([best]))[0]
-        _require(greedy == actions[0], f"explain prefers {greedy}, the agent {actions[0]}")
+    if isinstance(agent.algorithm, GivesReturns | GivesActions):
+        first = _row(rows, 0)
+        explanation, alone = explain(agent, first), agent.predict(first)[0]
+        preferred = _preferred(agent, explanation)
+        same = np.allclose(preferred, alone, rtol=0, atol=1e-5)
+        _require(same, f"explain prefers {preferred!r}, the agent {alone!r}")
+
+
+def _preferred(agent: Agent, explanation: Explanation) -> np.ndarray:
+    """The action that an explanation says is the greedy one."""
+    expected = explanation.expected
+    if isinstance(expected, Spread):
+        shaped: np.ndarray = expected.action.reshape(agent.adapter.action.shape or ())
+        return shaped
+    starts = np.zeros(1, np.int64)
+    if isinstance(expected, ChoiceProbabilities):
+        starts = np.flatnonzero(np.diff(expected.part, prepend=-1))
+    choices = explanation.greedy - starts
+    single = agent.adapter.spec.action_kind == "discrete"
+    decoded: np.ndarray = agent.adapter.decode(choices if single else choices[None])[0]
+    return decoded
 
 
 def environments_are_counted(

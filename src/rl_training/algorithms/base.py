@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -84,6 +84,85 @@ class HasCritics(Protocol):
 
     def sampled_values(self, obs: np.ndarray, noise: np.ndarray) -> SampledValues:
         """Actions sampled with `noise` [B, A] and the critics' values of them; changes nothing."""
+
+
+class ReturnDistribution(NamedTuple):
+    """The distribution of each action's return: `returns` [A, N] and their `probabilities` [A, N].
+
+    It consists of `quantiles` of equal probability, in order, of fixed `atoms`, or of a mean alone
+    (`values`, N = 1).
+    """
+
+    form: Literal["values", "quantiles", "atoms"]
+    returns: np.ndarray
+    probabilities: np.ndarray
+
+
+class Choices(NamedTuple):
+    """The probabilities of the choices of each part of an action, and the value of the state."""
+
+    parts: tuple[np.ndarray, ...]
+    value: float
+
+
+class ActionSpread(NamedTuple):
+    """Continuous actions: the deterministic one [A], and quantiles [K, A] of those of training.
+
+    The quantiles are those of `SPREAD_LEVELS`, one dimension by itself. A policy's `value` is of
+    the state, and that of critics [E] of the deterministic action; `along` has what the critics
+    give if one dimension takes the values of `grid` [G] instead: [E, A, G]. Actions are in [-1, 1].
+    """
+
+    action: np.ndarray
+    quantiles: np.ndarray
+    value: np.ndarray
+    grid: np.ndarray
+    along: np.ndarray
+
+
+SPREAD_LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+NORMAL_QUANTILES = (-1.6448536, -0.6744898, 0.0, 0.6744898, 1.6448536)
+"""Of the standard normal distribution at those levels."""
+GRID = np.linspace(-1, 1, 41, dtype=np.float32)
+
+
+@runtime_checkable
+class GivesReturns(Protocol):
+    """An algorithm that learns the return of every action."""
+
+    def first_output(self, obs: np.ndarray) -> Tensor:
+        """The greedy network's output for observations that begin episodes."""
+
+    def q_values(self, output: Tensor) -> Tensor:
+        """Q-values [B, A] from the network's output."""
+
+    def returns(self, output: np.ndarray) -> ReturnDistribution:
+        """Each action's return distribution, from the network's output for one observation."""
+
+
+@runtime_checkable
+class GivesActions(Protocol):
+    """An algorithm with a policy that can be asked for more than an action."""
+
+    def first_actions(
+        self, obs: np.ndarray, clock: Clock, legal: np.ndarray | None = None
+    ) -> Choices | ActionSpread:
+        """The policy at one observation [1, ...] that begins an episode; changes nothing."""
+
+
+def values_along(
+    critics: Callable[[Tensor], Tensor], action: Tensor
+) -> tuple[np.ndarray, np.ndarray]:
+    """The critics' values of an action [1, A], and along each of its dimensions: [E], [E, A, G].
+
+    `critics` take a batch of actions, and give [E, B, outputs].
+    """
+    dims, grid = action.shape[1], torch.as_tensor(GRID, device=action.device)
+    varied = action.expand(dims * len(grid), dims).clone().reshape(dims, len(grid), dims)
+    for dim in range(dims):
+        varied[dim, :, dim] = grid
+    values = critics(torch.cat([action, varied.flatten(0, 1)])).mean(-1).cpu().numpy()
+    return values[:, 0], values[:, 1:].reshape(len(values), dims, len(grid))
 
 
 class Algorithm(Stateful, ABC):

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Loss, mask_illegal
+from rl_training.algorithms.base import Loss, ReturnDistribution, mask_illegal
 from rl_training.algorithms.value_based import (
-    ReturnDistribution,
     ValueBased,
     action_values,
     bootstrap,

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import ActResult, Algorithm, modules_of
+from rl_training.algorithms.base import (
+    GRID,
+    NORMAL_QUANTILES,
+    ActionSpread,
+    ActResult,
+    Algorithm,
+    modules_of,
+    values_along,
+)
 from rl_training.algorithms.optimization import Optimizer, TargetNetwork
 from rl_training.config.actor_critic import DeterministicConfig
 from rl_training.config.schedule import scheduled_value
@@ -84,6 +93,27 @@ class DeterministicActorCritic(Algorithm):
         """The actor's actions for host observations."""
         action: np.ndarray = self.actor(self.obs_tensor(obs)).cpu().numpy()
         return action
+
+    @torch.no_grad()
+    def first_actions(
+        self,
+        obs: np.ndarray,
+        clock: Clock,
+        legal: np.ndarray | None = None,  # noqa: ARG002 - of discrete actions
+    ) -> ActionSpread:
+        """The actor's action, quantiles of it with the noise of now, and the critics' values."""
+        self.set_training(self.model, False)
+        action = self.mean_action(obs)
+        normal = self.noise_scale(clock) * np.array(NORMAL_QUANTILES, np.float32)[:, None]
+        value, along = values_along(partial(self.critic_values, obs), self.tensor(action))
+        scale = self.hyper.reward_scale
+        quantiles = (action + normal).clip(-1, 1)
+        return ActionSpread(action[0], quantiles, value / scale, GRID, along / scale)
+
+    def critic_values(self, obs: np.ndarray, actions: Tensor) -> Tensor:
+        """The critics' values [E, B, 1] of several actions at one host observation."""
+        values: Tensor = self.critics(self.obs_tensor(obs.repeat(len(actions), 0)), actions)
+        return values
 
     def clipped_noise(self, rows: int, spread: float) -> Tensor:
         """Normal noise [rows, A] of standard deviation `spread`, clipped to `noise_clip`."""

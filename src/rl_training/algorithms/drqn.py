@@ -146,6 +146,12 @@ class DRQN(Recurrent, ValueBased):
         epsilon = self.epsilon(clock)
         return ActResult(self.exploration.act(epsilon, len(obs), lambda: greedy, legal), after)
 
+    def first_output(self, obs: np.ndarray) -> Tensor:
+        """Q-values for observations that begin episodes."""
+        self.set_exploring(False)
+        state, first = self.initial_state(len(obs)), np.ones(len(obs), np.bool_)
+        return self.tensor(self.output_and_state(obs, state, first, self.policy_network)[0])
+
     def check_network(self) -> None:
         """Refuse a network that does not fit."""
         fields = {"q_values": (self.spec.num_actions,)}

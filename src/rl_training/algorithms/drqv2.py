@@ -124,6 +124,12 @@ class DrQv2(DeterministicActorCritic):
         action: np.ndarray = self.actor(self.encoder(self.obs_tensor(obs))).cpu().numpy()
         return action
 
+    def critic_values(self, obs: np.ndarray, actions: Tensor) -> Tensor:
+        """The critics' values [E, B, 1] of several actions at one image, which is encoded once."""
+        features = self.encoder(self.obs_tensor(obs))
+        values: Tensor = self.critics(features.expand(len(actions), -1), actions)
+        return values
+
     @torch.no_grad()
     def check_network(self) -> None:
         """Refuse a network without fitting `encoder(images)`, `actor(features)` and `critics`."""

@@ -16,8 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import (
+    GRID,
+    NORMAL_QUANTILES,
+    ActionSpread,
     ActResult,
     Algorithm,
+    Choices,
     Loss,
     UpdateResult,
     check_output,
@@ -291,6 +295,31 @@ class PPO(Algorithm):
         action = policy.mode() if noise is None else policy.sample(self.tensor(noise))
         array: np.ndarray = action.cpu().numpy()
         return array
+
+    @torch.no_grad()
+    def first_actions(
+        self,
+        obs: np.ndarray,
+        clock: Clock,  # noqa: ARG002 - exploration is the policy's own
+        legal: np.ndarray | None = None,
+    ) -> Choices | ActionSpread:
+        """The distribution of actions, and the value of the state in units of learned rewards."""
+        self.set_training(self.model, False)
+        output, value = self.first_output_and_value(obs)
+        policy = self.policy(mask_illegal(output, None if legal is None else self.tensor(legal)))
+        if isinstance(policy, distributions.DiagonalGaussian):
+            normal = torch.tensor(NORMAL_QUANTILES, device=self.device)[:, None]
+            quantiles = (policy.mean + policy.log_std.exp() * normal).cpu().numpy()
+            action, state_value = policy.mean[0].cpu().numpy(), value.cpu().numpy()
+            no_critics = np.zeros((0, len(action), len(GRID)), np.float32)
+            return ActionSpread(action, quantiles, state_value, GRID, no_critics)
+        assert isinstance(policy, distributions.DISCRETE)
+        parts = tuple(part[0].cpu().numpy() for part in policy.probabilities())
+        return Choices(parts, float(value[0]))
+
+    def first_output_and_value(self, obs: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Policy outputs and values of observations that begin episodes."""
+        return self.policy_and_value(self.obs_tensor(obs))
 
     def schedules(self, clock: Clock) -> dict[str, float]:
         """The learning rate and the clip range."""

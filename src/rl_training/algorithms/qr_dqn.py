@@ -11,10 +11,9 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from rl_training.algorithms.base import Loss, mask_illegal
+from rl_training.algorithms.base import Loss, ReturnDistribution, mask_illegal
 from rl_training.algorithms.functional.quantile import quantile_huber_loss
 from rl_training.algorithms.value_based import (
-    ReturnDistribution,
     ValueBased,
     action_values,
     bootstrap,

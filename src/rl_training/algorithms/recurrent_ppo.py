@@ -115,6 +115,13 @@ class RecurrentPPO(Recurrent, PPO):
         noise = self.noise.take(len(obs)) if explore else None
         return ActResult(self.actions_from(self.tensor(output), noise, legal), after)
 
+    def first_output_and_value(self, obs: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Policy outputs and values of observations that begin episodes."""
+        first = torch.ones(1, len(obs), dtype=torch.bool, device=self.device)
+        state = self.model.initial_state(len(obs))
+        result = self.model.sequence(self.obs_tensor(obs)[None], state, first)
+        return result.policy[0], result.value[0]
+
     def check_network(self) -> None:
         """Refuse a network without a fitting method `sequence`, or without `log_std`."""
         fields = {"policy": (self.spec.policy_outputs,), "value": ()}

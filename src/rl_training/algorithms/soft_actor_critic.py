@@ -19,6 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import (
+    GRID,
+    NORMAL_QUANTILES,
+    ActionSpread,
     ActResult,
     Algorithm,
     Loss,
@@ -29,6 +32,7 @@ from rl_training.algorithms.base import (
     example_observation,
     modules_of,
     trainable_parameters,
+    values_along,
 )
 from rl_training.algorithms.optimization import Optimizer, TargetNetwork
 from rl_training.config.actor_critic import SoftActorCriticConfig
@@ -306,6 +310,27 @@ class SoftActorCritic(Algorithm):
         value = self.critics(rows, action).mean((0, 2))
         alpha_log_prob = self.temperature.alpha * log_prob
         return SampledValues(*(x.cpu().numpy() for x in (action, value, alpha_log_prob)))
+
+    @torch.no_grad()
+    def first_actions(
+        self,
+        obs: np.ndarray,
+        clock: Clock,  # noqa: ARG002 - exploration is the policy's own
+        legal: np.ndarray | None = None,  # noqa: ARG002 - of discrete actions
+    ) -> ActionSpread:
+        """The squashed means, their quantiles, and the critics' values of returns as they are."""
+        self.set_training(self.actor, False)
+        self.set_training(self.critics, False)
+        mean, log_std = self.actor(self.obs_tensor(obs)).chunk(2, dim=1)
+        normal = torch.tensor(NORMAL_QUANTILES, device=self.device)[:, None]
+        quantiles = (mean + log_std.clip(*LOG_STD_RANGE).exp() * normal).tanh()
+        value, along = values_along(
+            lambda actions: self.critics(self.obs_tensor(obs.repeat(len(actions), 0)), actions),
+            mean.tanh(),
+        )
+        scale = self.hyper.reward_scale
+        action = mean.tanh()[0].cpu().numpy()
+        return ActionSpread(action, quantiles.cpu().numpy(), value / scale, GRID, along / scale)
 
     def learning_rate(self, clock: Clock) -> float:
         """The step size of all optimisers."""

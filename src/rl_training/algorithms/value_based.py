@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from rl_training.algorithms.base import (
     ActResult,
     Algorithm,
     Loss,
+    ReturnDistribution,
     UpdateResult,
     check_output,
     described_input,
@@ -218,6 +219,14 @@ class ValueBased(Algorithm):
         with torch.no_grad():
             return self.q_values(self.model(next_obs))
 
+    def first_output(self, obs: np.ndarray) -> Tensor:
+        """The greedy network's output for observations that begin episodes."""
+        self.set_exploring(False)
+        self.set_training(self.policy_network, False)
+        with torch.no_grad():
+            output: Tensor = self.policy_network(self.obs_tensor(obs))
+        return output
+
     def returns(self, output: np.ndarray) -> ReturnDistribution:
         """Each action's return distribution, from the network's output for one observation."""
         return ReturnDistribution("values", output[:, None], np.ones((len(output), 1)))
@@ -248,14 +257,3 @@ class ValueBased(Algorithm):
             (1, *output),
             shapes=f"(batch{sizes}) for observations {described_input(spec)}",
         )
-
-
-class ReturnDistribution(NamedTuple):
-    """The distribution of each action's return: `returns` [A, N] and their `probabilities` [A, N].
-
-    As sorted `quantiles` of equal probability, fixed `atoms`, or the mean alone (`values`, N = 1).
-    """
-
-    form: Literal["values", "quantiles", "atoms"]
-    returns: np.ndarray
-    probabilities: np.ndarray

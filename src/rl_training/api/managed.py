@@ -54,7 +54,7 @@ from rl_training.storage.checkpoints import Checkpoint, retry_if_pruned, write_c
 from rl_training.storage.files import save_error, with_retries
 from rl_training.storage.manifest import MANIFEST_NAME
 from rl_training.storage.runs import CHECKPOINTS_DIR_NAME
-from rl_training.tools.explain import check_path, explain, write_picture
+from rl_training.tools.explain import Explanation, check_path, explain, write_picture
 
 
 class ManagedAlgorithm:
@@ -340,14 +340,20 @@ class ManagedAlgorithm:
         return agent.predict(obs, state, episode_start, deterministic, action_mask)
 
     def explain(self, obs: object, path: str | Path, action_mask: object = None) -> Path:
-        """Draw what the agent expects of each action at one observation, where values are learned.
+        """Draw what the agent makes of one observation.
 
-        The suffix of the path names the format. Needs matplotlib, the `report` extra. Actions that
-        are not legal by `action_mask` are left out.
+        Of value-based algorithms these are the returns it expects of each action, of policies the
+        probability of each action or the spread of each dimension, and the critics' values. The
+        suffix of the path names the format. Needs matplotlib, the `report` extra. Actions that are
+        not legal by `action_mask` are left out.
         """
         check_path(Path(path))
-        write_picture(explain(self._current_agent(), obs, action_mask), Path(path))
+        write_picture(self.explanation(obs, action_mask), Path(path))
         return Path(path)
+
+    def explanation(self, obs: object, action_mask: object = None) -> Explanation:
+        """The numbers that `explain` draws; printed, they are a table."""
+        return explain(self._current_agent(), obs, action_mask)
 
     def save(self, path: str | Path, *, overwrite: bool = False, **others: object) -> Path:
         """Write the agent to a directory; one that is there must be an agent to `overwrite`.

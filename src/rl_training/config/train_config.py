@@ -19,6 +19,7 @@ from rl_training.config.messages import (
     read_mistakes,
 )
 from rl_training.config.types import (
+    ActionName,
     CallbackName,
     CheckpointPath,
     Directory,
@@ -32,6 +33,26 @@ from rl_training.config.types import (
 
 COMPILE_FROM_UPDATES = 500_000
 """Updates from which `execution: auto` compiles: enough to repay the time compiling takes."""
+
+EVALUATIONS = 10
+"""How often `eval_interval: auto` evaluates after the beginning of a run."""
+SHORTEST_EVAL_INTERVAL = 1_000
+"""What `eval_interval: auto` is at least: in shorter ones evaluations take longer than training."""
+
+WATCH_KEYS = frozenset(
+    {
+        "output_dir",
+        "run_name",
+        "eval_interval",
+        "checkpoint_minutes",
+        "keep_checkpoints",
+        "on_save_error",
+        "log_interval",
+        "env_timeout",
+        "action_names",
+    }
+)
+"""Keys that say how a run is watched and kept, and change nothing that it learns or reaches."""
 
 LIFTED_KEYS = ("learning_starts", "target_update_interval")
 """Keys of `algo_kwargs` that may also stand at the top level."""
@@ -88,10 +109,21 @@ class TrainConfig(ConfigModel):
         "in a worker process (async) always, in this process after a signal",
     )
     total_timesteps: Steps = Field(50_000, description="environment transitions of the whole run")
-    eval_interval: Interval = Field(10_000, description="0 evaluates only at the end")
-    eval_episodes: Episodes = Field(10, description="episodes of each evaluation but the last")
+    eval_interval: Literal["auto"] | Interval = Field(
+        "auto",
+        description="environment transitions between two evaluations, the first of which precedes "
+        f"training; auto is a tenth of total_timesteps, at least {SHORTEST_EVAL_INTERVAL:_}; 0 "
+        "evaluates only at the end",
+    )
+    eval_episodes: Episodes = Field(
+        10, description="episodes of each point of the curve, the same ones every time"
+    )
     final_eval_episodes: int = Field(
-        100, ge=0, le=1_000_000, description="episodes of the last evaluation; 0 skips it"
+        100,
+        ge=0,
+        le=1_000_000,
+        description="episodes of the evaluation at the end, which begin with those of the curve; 0 "
+        "skips it",
     )
     max_eval_steps: Steps = Field(
         100_000,
@@ -142,6 +174,12 @@ class TrainConfig(ConfigModel):
         description="keyword arguments that differ in evaluations, or those of eval_env",
     )
     wrappers: tuple[Wrapper, ...] = Field((), description="Gymnasium wrappers, the innermost first")
+    action_names: tuple[ActionName, ...] = Field(
+        (),
+        max_length=10_000,
+        description="names of the actions for pictures and tables, one for each choice, or each "
+        "dimension; by default the environment's attribute action_names, if it has one",
+    )
     callbacks: tuple[CallbackName, ...] = Field(
         (), description="callbacks of the run: QBias, StopOnReturn, or package.module:Class"
     )
@@ -180,6 +218,16 @@ class TrainConfig(ConfigModel):
             "init_parts: has no effect without init_from; leave it out",
         )
         return self
+
+    @property
+    def effective_eval_interval(self) -> int:
+        """The environment transitions between two evaluations; 0 if there are none before the end.
+
+        What `auto` stands for follows the budget, so that a curve has ten points after its first.
+        """
+        if self.eval_interval == "auto":
+            return max(SHORTEST_EVAL_INTERVAL, -(-self.total_timesteps // EVALUATIONS))
+        return self.eval_interval
 
     def with_changes(self, **changes: object) -> TrainConfig:
         """A copy with the given fields replaced; a lifted key changes one of `algo_kwargs`."""

@@ -81,6 +81,11 @@ def _check_named(value: str | dict[str, dict[str, Any]]) -> str | dict[str, dict
     return value
 
 
+def _check_printable(value: str) -> str:
+    check(value.isprintable() and value == value.strip(), "expected printable characters")
+    return value
+
+
 def _path_text(value: object) -> object:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
@@ -102,6 +107,12 @@ Wrapper = Annotated[
 ]
 CallbackName = Annotated[
     Named, Expects("a callback's name, or one name with its arguments such as {Name: {key: value}}")
+]
+ActionName = Annotated[
+    str,
+    Field(min_length=1, max_length=40),
+    AfterValidator(_check_printable),
+    Expects("a name of 1 to 40 printable characters"),
 ]
 HiddenSizes = Annotated[tuple[Annotated[int, Field(ge=1, le=65_536)], ...], Field(max_length=16)]
 Steps = Annotated[int, Field(ge=1, le=MAX_STEPS)]

@@ -61,6 +61,11 @@ class EnvSpec:
         return self.obs_shape[0] // self.frames, *self.obs_shape[1:]
 
     @property
+    def named_actions(self) -> int:
+        """How many names tell the actions: of the choices, or of the dimensions."""
+        return self.num_actions or self.action_dim
+
+    @property
     def has_images(self) -> bool:
         """Whether an observation is an image, or one of its parts is."""
         return len(self.obs_shape) == IMAGE_RANK or any(part.is_image for part in self.parts)

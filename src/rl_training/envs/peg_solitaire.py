@@ -41,6 +41,12 @@ class PegSolitaire(gym.Env[np.ndarray, np.int64]):
         self.action_space = Discrete(len(self._start))
         self.pegs = np.ones(holes, np.bool_)
 
+    @property
+    def action_names(self) -> list[str]:
+        """The jumps by the numbers of their holes, which are counted from the top."""
+        jumps = zip(self._start, self._over, self._landing, strict=True)
+        return [f"{start} over {over} to {landing}" for start, over, landing in jumps]
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:

@@ -55,8 +55,10 @@ class Agent:
         adapter: SpaceAdapter,
         algorithm: Algorithm,
         normalizer: Normalizer,
+        action_names: tuple[str, ...] = (),
     ) -> None:
         self.spec = spec
+        self.action_names = action_names
         self.normalizer = normalizer
         self.adapter = adapter
         self.algorithm = algorithm
@@ -231,7 +233,14 @@ def build_agent(
                 f"{adapter.spec.env_id}; networks of images scale them themselves: leave it out"
             )
         normalizer = observation_normalizer(adapter.spec)
-    agent = Agent(spec, adapter, algorithm, normalizer)
+    expected = adapter.spec.named_actions
+    if config.action_names and len(config.action_names) != expected:
+        each = "choice" if adapter.spec.action_kind == "discrete" else "dimension"
+        raise ConfigError(
+            f"action_names: expected {expected}, one for each {each} of an action of "
+            f"{adapter.spec.env_id}, found {len(config.action_names)}"
+        )
+    agent = Agent(spec, adapter, algorithm, normalizer, config.action_names)
     agent.clock = Clock(0, config.total_timesteps, spec.loop.learning_starts(hyper))
     return agent
 

@@ -231,6 +231,31 @@ def build(plan: RunPlan, calls: EnvCalls | None = None) -> Components:
     return components
 
 
+def with_action_names(config: TrainConfig, components: Components) -> TrainConfig:
+    """The configuration with the names that the environment gives its actions, if it has none."""
+    collector, evaluator = components.collector, components.evaluator
+    envs = getattr(collector.envs.unwrapped, "envs", ())[:1] or (evaluator and [evaluator.env])
+    if config.action_names or not envs:
+        return config
+    try:
+        names = envs[0].get_wrapper_attr("action_names")
+    except Exception:  # as a rule it has none
+        return config
+    expected = components.agent.adapter.spec.named_actions
+    try:
+        if len(names) != expected:
+            raise ValueError(f"found {len(names)}")
+        return config.with_changes(action_names=[str(name) for name in names])
+    except Exception as error:
+        logger.warning(
+            "%s: its action_names are left out: expected %d texts, one for each action (%s)",
+            components.environments.name,
+            expected,
+            str(error)[:200],
+        )
+        return config
+
+
 def assemble(
     plan: RunPlan,
     components: Components,
@@ -263,7 +288,7 @@ def assemble(
             *plan.callbacks,
             WatchLearning(),
             LogMetrics(config.log_interval),
-            Evaluate(config.eval_interval),
+            Evaluate(config.effective_eval_interval),
             SaveCheckpoint(config.checkpoint_interval, config.checkpoint_minutes),
         ),
         level=components.level.level,

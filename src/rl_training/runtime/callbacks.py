@@ -57,7 +57,7 @@ class Callback(Stateful):
         """Before each evaluation."""
 
     def on_evaluation(self, run: TrainingRun, evaluation: Evaluation) -> None:
-        """After each evaluation; not after one that a signal interrupted."""
+        """After each evaluation, the first before training; not after an interrupted one."""
 
     def on_checkpoint(self, run: TrainingRun, path: Path) -> None:
         """When a checkpoint is there: one of an interval some steps after those it holds."""
@@ -212,7 +212,7 @@ def out_of_bounds(run: TrainingRun) -> str:
 
 
 class Evaluate(Periodic):
-    """Evaluates at each interval; the final evaluation is `train`'s.
+    """Evaluates before the first step and at each interval; the final evaluation is `train`'s.
 
     An evaluation that a signal interrupted is repeated when the run is resumed.
     """
@@ -221,10 +221,10 @@ class Evaluate(Periodic):
 
     def __init__(self, interval: int) -> None:
         super().__init__(interval)
-        self._missed = False
+        self._missed = interval > 0  # that of the policy the run begins with
 
     def on_start(self, run: TrainingRun) -> None:
-        """Make up for a missed evaluation."""
+        """Evaluate what the run begins with, or make up for a missed evaluation."""
         super().on_start(run)
         if self._missed:
             self.act(run)
@@ -232,6 +232,7 @@ class Evaluate(Periodic):
     def act(self, run: TrainingRun) -> None:
         """Evaluate unless the run is over."""
         if not run.progress.complete:
+            self._missed = False  # also in a checkpoint that a callback saves meanwhile
             self._missed = run.evaluate() is None
 
 

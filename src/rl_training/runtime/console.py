@@ -101,7 +101,7 @@ class ConsoleProgress(Callback):
     def on_evaluation(self, run: TrainingRun, evaluation: Evaluation) -> None:
         """Show the result without waiting for the next refresh."""
         self._next_refresh = 0.0
-        self._evaluated.append(evaluation.mean)
+        self._evaluated.append(evaluation.first(run.config.eval_episodes).mean)
         if self._bar is None:
             self._say(
                 f"step {run.env_steps:,}: evaluation return {evaluation.mean:.1f} "
@@ -139,7 +139,8 @@ class ConsoleProgress(Callback):
         last, best, episodes = run.last_evaluation, run.best_return, run.collector.episodes
         recent = [episode.episode_return for episode in episodes]
         returns = f"training {sum(recent) / len(recent):.1f}, " if recent else ""
-        returns += "no evaluation yet" if last is None else f"evaluation {last.mean:.1f}"
+        evaluated = None if last is None else last.first(run.config.eval_episodes).mean
+        returns += "no evaluation yet" if evaluated is None else f"evaluation {evaluated:.1f}"
         if best is not None:
             returns += f", best {best:.1f}"
         if self._bar is not None and len(self._evaluated) > 1 and self.console.encoding == "utf-8":

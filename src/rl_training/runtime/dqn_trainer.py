@@ -17,7 +17,6 @@ DQN_SPEC = AlgorithmSpec(
     loop=OFF_POLICY,
     observations=frozenset({"vector", "image", "parts"}),
     actions=frozenset({"discrete"}),
-    explains=True,
 )
 QR_DQN_SPEC = replace(
     DQN_SPEC,

@@ -119,6 +119,11 @@ class EpisodePlayer:
                         obs[row] = self._reset(row, seed, episode_of[row])
             yield steps
 
+    @property
+    def env(self) -> gym.Env[Any, Any]:
+        """One of the environments, to be asked what it says of itself."""
+        return self._envs[0]
+
     def close(self) -> None:
         """Close the environments; a warning tells what one of them raises."""
         with self._calls.inside():

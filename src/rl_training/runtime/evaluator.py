@@ -27,6 +27,10 @@ class Evaluation:
     lengths: tuple[int, ...]
     seed: int
 
+    def first(self, episodes: int) -> Evaluation:
+        """Of the first episodes alone: what an evaluation of so many would have measured."""
+        return Evaluation(self.returns[:episodes], self.lengths[:episodes], self.seed)
+
     @property
     def mean(self) -> float:
         """Mean return."""
@@ -54,6 +58,11 @@ class Evaluator:
         calls: EnvCalls | None = None,
     ) -> None:
         self._player = EpisodePlayer(make_env, adapter, max_steps=max_steps, calls=calls)
+
+    @property
+    def env(self) -> gym.Env[Any, Any]:
+        """One of the environments, to be asked what it says of itself."""
+        return self._player.env
 
     def evaluate(
         self,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from rl_training.config.loading import dump_yaml
+from rl_training.config.train_config import WATCH_KEYS
 from rl_training.errors import RLTrainingError, SaveError
 from rl_training.storage.files import write_atomic, write_json
 from rl_training.storage.runs import (
@@ -117,7 +118,9 @@ def write_records(
     A resume that is not exact is said to be none, and so is every later checkpoint of the run.
     """
     remove_summary(run.directory)
-    write_atomic(run.directory / CONFIG_NAME, dump_yaml(run.config.to_plain()))
+    configuration = run.config.to_plain()
+    write_atomic(run.directory / CONFIG_NAME, dump_yaml(configuration))
+    run.metrics_log.describe(dump_yaml(configuration), _hyper_parameters(configuration))
     path = run.directory / METADATA_NAME
     session = collect_metadata(
         command=sys.argv,
@@ -146,6 +149,18 @@ def write_records(
         _report_resume(resumed)
     if verification is not None and verification.verdict == "differs":
         run.lower_level(verification.detail)
+
+
+def _hyper_parameters(configuration: Mapping[str, Any]) -> dict[str, bool | float | str]:
+    """The keys that decide what a run learns, one number or text each, with dots as on `--set`."""
+    flat: dict[str, bool | float | str] = {}
+    for key, value in configuration.items():
+        inner = value if isinstance(value, Mapping) else {"": value}
+        for name, each in inner.items():
+            if key not in WATCH_KEYS and each not in (None, [], {}):
+                plain = isinstance(each, bool | float | int | str)
+                flat[f"{key}.{name}".rstrip(".")] = each if plain else str(each)
+    return flat
 
 
 def _report_resume(entry: Mapping[str, Any]) -> None:
@@ -188,6 +203,9 @@ def write_result(run: TrainingRun) -> TrainResult:
     status = "interrupted" if run.interrupts.received else "finished"
     result = _result(run, status, run.check_finite())
     write_json(run.directory / SUMMARY_NAME, result.summary())
+    if status == "finished" and not run.paused:
+        with run.save_errors("the end of the run, for TensorBoard"):
+            run.metrics_log.finish()
     return result
 
 

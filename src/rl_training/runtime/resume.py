@@ -13,7 +13,7 @@ import torch
 
 from rl_training.config.base import is_placeholder, plain, untrusted_name
 from rl_training.config.hyper_parameters import HyperParameters
-from rl_training.config.train_config import TrainConfig
+from rl_training.config.train_config import WATCH_KEYS, TrainConfig
 from rl_training.envs.snapshots.classes import SnapshotUnavailable
 from rl_training.errors import CheckpointError, ConfigError, UsageError
 from rl_training.runtime.progress import Speed
@@ -33,23 +33,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rl_training")
 
 # Keys that say how a run is watched, kept and ended, not what it computes.
-FREE_KEYS = frozenset(
+FREE_KEYS = WATCH_KEYS | frozenset(
     {
         "total_timesteps",
-        "output_dir",
-        "run_name",
         "init_from",
         "init_parts",
         "final_eval_episodes",
-        "checkpoint_minutes",
-        "keep_checkpoints",
-        "on_save_error",
-        "log_interval",
         "eval_env",
-        "eval_interval",
         "eval_episodes",
         "max_eval_steps",
-        "env_timeout",
         "callbacks",
         "device",
         "threads",

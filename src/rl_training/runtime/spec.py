@@ -31,7 +31,7 @@ ACTIONS = frozenset(
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,49}")
 _COMPONENTS = ("model", "algorithm", "buffer")
-_PLAIN = {"title": str, "paper": str, "normalizes_rewards": bool, "explains": bool}
+_PLAIN = {"title": str, "paper": str, "normalizes_rewards": bool}
 _BUFFER_KIND = ("build", "needed_bytes", "memory_name")
 
 
@@ -95,8 +95,7 @@ class AlgorithmSpec:
     """An algorithm's name, paper, components and the spaces it takes.
 
     Training, resuming, loading, evaluation, prediction, the command line, the documentation's
-    table and the conformance tests are functions of this record. `explains` says that the
-    algorithm has a method `returns`, with which `explain` draws what it expects of each action.
+    table and the conformance tests are functions of this record.
     """
 
     name: str
@@ -110,7 +109,6 @@ class AlgorithmSpec:
     observations: frozenset[str]
     actions: frozenset[str]
     normalizes_rewards: bool = False
-    explains: bool = False
 
     def __post_init__(self) -> None:
         if mistakes := list(_mistakes_in(vars(self))):

@@ -10,12 +10,13 @@ import threading
 import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from rl_training.config.train_config import TrainConfig, check_hyper_parameters
 from rl_training.errors import ConfigError, EnvError, SaveError, UsageError
-from rl_training.runtime.assembly import RunPlan, assemble, build
+from rl_training.runtime.assembly import RunPlan, assemble, build, with_action_names
 from rl_training.runtime.callbacks import Callback, checked_callbacks, configured_callbacks
 from rl_training.runtime.execution import set_execution, threads
 from rl_training.runtime.origin import Origin, find_origin, new_directory
@@ -104,6 +105,8 @@ def train(
         watchdog = stack.enter_context(_watchdog(interrupts, config))
         components = build(plan, watchdog.calls)
         stack.callback(components.close)
+        config = with_action_names(config, components)
+        plan = replace(plan, config=config)
         start = None if checkpoint else begin_with(config, components)
         num_envs = components.collector.num_envs
         updates = spec.loop.planned_updates(hyper, config.total_timesteps, num_envs)
@@ -149,7 +152,7 @@ def _run_to_end(run: TrainingRun, spec: AlgorithmSpec) -> TrainResult:
             run.save()
         if run.config.final_eval_episodes and not interrupted:
             # In a pause only a measurement: an unbroken run would not keep a best policy here.
-            run.evaluate(run.config.final_eval_episodes, keep_best=not paused)
+            run.evaluate(run.config.final_eval_episodes, keep_best=not paused, final=True)
         if unsaved is not None:
             raise unsaved
         result = write_result(run)
@@ -203,7 +206,8 @@ def _begin_or_restore(run: TrainingRun, origin: Origin) -> Verdict | None:
         return verdict
     if checkpoint is not None:
         run.writer.continue_from(checkpoint)
-    _set_aside_newer(run)
+    # What is left of a run that begins anew is none of its own, not even a best policy of step 0.
+    _set_aside_newer(run, -1 if checkpoint is None else run.env_steps)
     return verdict
 
 
@@ -225,8 +229,8 @@ def _stuck(config: TrainConfig, number: int) -> EnvError:
     )
 
 
-def _set_aside_newer(run: TrainingRun) -> None:
-    for path in set_aside_newer(run.directory / CHECKPOINTS_DIR_NAME, env_steps=run.env_steps):
+def _set_aside_newer(run: TrainingRun, env_steps: int) -> None:
+    for path in set_aside_newer(run.directory / CHECKPOINTS_DIR_NAME, env_steps=env_steps):
         logger.warning("a checkpoint newer than the resumed one was moved to %s", path)
 
 

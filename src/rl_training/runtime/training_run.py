@@ -153,8 +153,15 @@ class TrainingRun(Stateful):
         if not self.progress.complete:
             self.stop_reason = reason
 
-    def evaluate(self, episodes: int | None = None, *, keep_best: bool = True) -> Evaluation | None:
-        """Evaluate the current policy, and keep it if it is the best; None if a signal came."""
+    def evaluate(
+        self, episodes: int | None = None, *, keep_best: bool = True, final: bool = False
+    ) -> Evaluation | None:
+        """Evaluate the current policy, and keep it if it is the best; None if a signal came.
+
+        However many episodes are played, the curve and the best policy go by the first
+        `eval_episodes` of them, which are the same in every evaluation. What a `final` evaluation
+        measured over all of its episodes is logged as `eval/final_...`.
+        """
         if self.evaluator is None:
             return None
         self.agent.clock = self.progress.clock
@@ -175,12 +182,13 @@ class TrainingRun(Stateful):
             # An environment that draws from the global generators must not disturb training.
             restore_global_generators(generators)
         self.last_evaluation, self.last_evaluation_at = evaluation, self.env_steps
-        if keep_best and (self.best_return is None or evaluation.mean > self.best_return):
-            self.best_return = evaluation.mean
+        point = evaluation.first(self.config.eval_episodes)
+        if keep_best and (self.best_return is None or point.mean > self.best_return):
+            self.best_return = point.mean
             self.finish_saving()  # one writer at a time; its error is not that of an optional copy
             with self.save_errors("the best policy", optional=True):
-                self._save_best(evaluation)
-        self.write_row({"eval/return_mean": evaluation.mean, "eval/return_std": evaluation.std})
+                self._save_best(point)
+        self.write_row(_returns("eval/", point) | _returns("eval/final_", evaluation, only=final))
         for callback in self.callbacks:
             callback.on_evaluation(self, evaluation)
         return evaluation
@@ -413,6 +421,11 @@ class TrainingRun(Stateful):
             f"Training stopped and nothing non-finite was saved. {dump}A smaller learning rate, "
             "gradient clipping (max_grad_norm) or smaller rewards usually help."
         )
+
+
+def _returns(prefix: str, evaluation: Evaluation, *, only: bool = True) -> dict[str, float]:
+    values = {"return_mean": evaluation.mean, "return_std": evaluation.std}
+    return {f"{prefix}{name}": value for name, value in values.items() if only}
 
 
 def evaluation_seed(seed: int) -> int:

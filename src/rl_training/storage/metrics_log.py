@@ -90,6 +90,22 @@ class MetricsLog:
             raise save_error(self._path, error, needed=len(line)) from error
         self._last_step = max(self._last_step, global_step)
 
+    def describe(self, text: str, hyper_parameters: Mapping[str, bool | float | str]) -> None:
+        """What TensorBoard shows of the run: its configuration as text, and its hyper-parameters.
+
+        Written with the first row.
+        """
+        if self._events is not None:
+            self._events.description = (text, hyper_parameters)
+
+    def finish(self) -> None:
+        """Tell TensorBoard that the run has come to its end."""
+        if self._events is not None:
+            try:
+                self._events.finish(self._last_step)
+            except OSError as error:
+                raise save_error(self._path, error) from error
+
     def state_dict(self) -> dict[str, Any]:
         """Where the log stands, for a checkpoint; the rows so far are durable when it returns."""
         try:
@@ -243,7 +259,7 @@ class _AppendedFile:
 
 
 class _EventFile:
-    """TensorBoard scalars, written synchronously.
+    """TensorBoard scalars, and a description of the run before them, written synchronously.
 
     Only TensorBoard's record framing and its protobuf messages are used: its writer, and torch's
     on top of it, hand records to a thread that hides the errors of the disk.
@@ -253,6 +269,7 @@ class _EventFile:
         self._run_dir = run_dir
         self._purge_step = purge_step
         self._file: _AppendedFile | None = None
+        self.description: tuple[str, Mapping[str, bool | float | str]] | None = None
 
     def write(self, global_step: int, values: Mapping[str, Any]) -> None:
         # Imported at the first row: 0.15 s that reading metrics and `--help` need not pay.
@@ -265,6 +282,13 @@ class _EventFile:
             if self._purge_step is not None:
                 start = SessionLog(status=SessionLog.START)
                 events.append(Event(step=self._purge_step, session_log=start))
+            if self.description is not None:
+                values_of_run = [
+                    _text_value(self.description[0]),
+                    _start_value(self.description[1]),
+                ]
+                step = self._purge_step or 0
+                events.append(Event(step=step, summary=Summary(value=values_of_run)))
         scalars = [
             Summary.Value(tag=name, simple_value=float(value))
             for name, value in values.items()
@@ -272,6 +296,18 @@ class _EventFile:
         ]
         events.append(Event(step=global_step, summary=Summary(value=scalars)))
         self._append(events)
+
+    def finish(self, global_step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.hparams.api_pb2 import Status
+        from tensorboard.plugins.hparams.plugin_data_pb2 import SessionEndInfo
+
+        if self._file is None or self.description is None:
+            return
+        end = SessionEndInfo(status=Status.STATUS_SUCCESS, end_time_secs=time.time())
+        value = _session_value("session_end_info", session_end_info=end)
+        self._append([Event(step=global_step, summary=Summary(value=[value]))])
 
     def close(self) -> None:
         if self._file is not None:
@@ -290,3 +326,39 @@ class _EventFile:
             name = f"events.out.tfevents.{time.time():017.6f}.{os.getpid()}"
             self._file = with_retries(lambda: _AppendedFile(self._run_dir / name))
         self._file.append(records.getvalue())
+
+
+def _text_value(text: str) -> Any:
+    """The configuration for the tab Text, which takes Markdown."""
+    from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_TENSOR, Summary
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+    from tensorboard.compat.proto.types_pb2 import DT_STRING
+    from tensorboard.plugins.text.metadata import create_summary_metadata
+
+    quoted = "".join(f"    {line}\n" for line in text.splitlines())
+    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+    tensor = TensorProto(dtype=DT_STRING, string_val=[quoted.encode()], tensor_shape=shape)
+    metadata = create_summary_metadata("", "")
+    metadata.data_class = DATA_CLASS_TENSOR
+    return Summary.Value(tag="config", metadata=metadata, tensor=tensor)
+
+
+def _start_value(hyper_parameters: Mapping[str, bool | float | str]) -> Any:
+    """The hyper-parameters for the tab HParams."""
+    from tensorboard.plugins.hparams.plugin_data_pb2 import SessionStartInfo
+
+    start = SessionStartInfo(start_time_secs=time.time())
+    for name, value in hyper_parameters.items():
+        kind = {bool: "bool_value", str: "string_value"}.get(type(value), "number_value")
+        setattr(start.hparams[name], kind, value)
+    return _session_value("session_start_info", session_start_info=start)
+
+
+def _session_value(name: str, **information: Any) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.hparams.metadata import NULL_TENSOR, create_summary_metadata
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    metadata = create_summary_metadata(HParamsPluginData(**information))
+    return Summary.Value(tag=f"_hparams_/{name}", metadata=metadata, tensor=NULL_TENSOR)

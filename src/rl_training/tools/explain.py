@@ -1,43 +1,32 @@
-"""What an agent expects of each action at one observation: the numbers, and a picture of them."""
+"""What an agent makes of one observation, in numbers and words; a picture if matplotlib is there.
+
+An algorithm of discrete actions that learns their returns is asked for them (`GivesReturns`), and
+one with a policy for that (`GivesActions`): probabilities of choices, or each dimension's spread
+and what the critics expect along it.
+"""
 
 from __future__ import annotations
 
 from io import BytesIO
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
-from rl_training.algorithms.value_based import ReturnDistribution
+from rl_training.algorithms.base import (
+    ActionSpread,
+    Choices,
+    GivesActions,
+    GivesReturns,
+    Recurrent,
+    ReturnDistribution,
+)
 from rl_training.errors import NonFiniteError, UsageError
 from rl_training.runtime.agent import Agent
-from rl_training.runtime.spec_table import all_specs
 from rl_training.storage.files import write_atomic
-from rl_training.tools.plotting import (
-    BLUE,
-    GREY,
-    ORANGE,
-    draw_grid,
-    new_figure,
-    paper_name,
-    require_matplotlib,
-)
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-MOST_ROWS = 24
-_WIDTH_INCHES = 9.0
-_HEIGHT = 0.8  # of a bar, in rows
-_OTHER_ACTION, _GREEDY_ROW = "#8fa3b8", "#eaf1f9"
-_HEADINGS = {
-    "values": "Q-value of each action",
-    "quantiles": "quantiles of the return: the denser, the more probable",
-    "atoms": "probability of each return, on one scale for all actions",
-}
+from rl_training.tools.plotting import require_matplotlib
 
 
 class ActionReturns(NamedTuple):
@@ -48,25 +37,90 @@ class ActionReturns(NamedTuple):
     probabilities: np.ndarray
     q_values: np.ndarray
 
+    @property
+    def spread(self) -> np.ndarray:
+        """The standard deviation of each action's return."""
+        squared = (self.returns - self.q_values[:, None]) ** 2
+        deviation: np.ndarray = np.sqrt((self.probabilities * squared).sum(1))
+        return deviation
+
+
+class ChoiceProbabilities(NamedTuple):
+    """How probable each legal choice is, by the `part` of the action it belongs to."""
+
+    part: np.ndarray
+    probabilities: np.ndarray
+    value: float
+
+
+class Spread(NamedTuple):
+    """Continuous actions in the environment's units.
+
+    `action` [A] is the deterministic one, and `quantiles` [5, A] are those of what training plays,
+    at 5, 25, 50, 75 and 95 %. `values` are the critics', or the state's; `along` [E, A, G] are the
+    critics' where one dimension is that of `grid` [G, A].
+    """
+
+    action: np.ndarray
+    quantiles: np.ndarray
+    values: np.ndarray
+    grid: np.ndarray
+    along: np.ndarray
+
 
 class Explanation(NamedTuple):
-    """The returns an agent expects, and where; `actions` are named as the environment does."""
+    """What an agent makes of an observation; `actions` names the choices or the dimensions.
+
+    As text it is a table.
+    """
 
     algo: str
     env_id: str
     env_steps: int
     observation: str
     actions: list[str]
-    expected: ActionReturns
+    expected: ActionReturns | ChoiceProbabilities | Spread
+    recurrent: bool = False
+
+    @property
+    def greedy(self) -> np.ndarray:
+        """The rows that acting without exploration takes: one for each part of the action."""
+        expected = self.expected
+        if isinstance(expected, ActionReturns):
+            return np.array([expected.q_values.argmax()])
+        if isinstance(expected, Spread):
+            return np.zeros(0, np.int64)
+        rows = (np.flatnonzero(expected.part == part) for part in np.unique(expected.part))
+        return np.array([part[expected.probabilities[part].argmax()] for part in rows])
+
+    @property
+    def where(self) -> str:
+        """The observation, and what came before it."""
+        place = shorten(self.observation, 100, placeholder=" ...")
+        return f"{'at the beginning of an episode, ' * self.recurrent}at {place}"
+
+    def __str__(self) -> str:
+        title = f"{self.algo} on {self.env_id}, step {self.env_steps:,}, {self.where}"
+        rows = _table(self)
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(
+                cell.ljust(width) if column == 0 else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        ]
+        text = "\n".join([title, *lines, *value_lines(self.expected)])
+        return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
 def explain(agent: Agent, obs: object, action_mask: object = None) -> Explanation:
-    """What the agent expects of the legal actions at one raw observation."""
-    if not agent.spec.explains:
-        able = [name for name, spec in all_specs().items() if spec.explains]
+    """What the agent makes of one raw observation; of a recurrent one, as an episode's first."""
+    algorithm = agent.algorithm
+    if not isinstance(algorithm, GivesReturns | GivesActions):
         raise UsageError(
-            f"explain: expected an algorithm that gives the values of actions from one observation "
-            f"({', '.join(able)}), found {agent.spec.name}, which does not"
+            f"explain: expected an algorithm with the methods first_output, q_values and returns, "
+            f"or first_actions, found {agent.spec.name}, which has neither"
         )
     encoded, single = agent.adapter.encode_any(obs)
     if not single:
@@ -74,37 +128,154 @@ def explain(agent: Agent, obs: object, action_mask: object = None) -> Explanatio
             f"explain: expected one observation, found a batch of {len(encoded)}; give one of them"
         )
     legal = agent.masks(action_mask, 1, single=True)
-    expected = action_returns(agent.algorithm, agent.normalizer.array(encoded))
-    choices = np.arange(len(expected.q_values))
-    if legal is not None:
-        choices = np.flatnonzero(legal[0])
-        expected = ActionReturns(expected.form, *(rows[choices] for rows in expected[1:]))
+    normalized = agent.normalizer.array(encoded)
+    expected: ActionReturns | ChoiceProbabilities | Spread
+    if isinstance(algorithm, GivesReturns):
+        expected, actions = _returns(agent, normalized, legal)
+    else:
+        view = algorithm.first_actions(normalized, agent.clock, legal)
+        if isinstance(view, Choices):
+            expected, actions = _choices(agent, view, legal)
+        else:
+            expected, actions = _spread(agent, view)
     return Explanation(
         algo=agent.spec.name,
         env_id=agent.adapter.spec.env_id,
         env_steps=agent.clock.env_steps,
         observation=str(obs),
-        actions=[str(action) for action in agent.adapter.decode(choices)],
+        actions=actions,
         expected=expected,
+        recurrent=isinstance(algorithm, Recurrent),
     )
 
 
 def action_returns(algorithm: Any, obs: np.ndarray) -> ActionReturns:
     """What a value-based algorithm expects of each action; `obs` [1, D] as its network sees it."""
-    algorithm.set_training(algorithm.policy_network, False)
     with torch.no_grad():
-        output = algorithm.policy_network(algorithm.obs_tensor(obs))
+        output = algorithm.first_output(obs)
         q_values = algorithm.q_values(output)[0].cpu().numpy()
-    if not np.isfinite(q_values).all():
-        raise NonFiniteError(
-            f"explain: expected finite values of the actions, found {q_values.tolist()}; is the "
-            "observation within the range the agent was trained on?"
-        )
+    _check_finite("values of the actions", q_values)
     returns: ReturnDistribution = algorithm.returns(output[0].cpu().numpy())
     scale = algorithm.hyper.reward_scale  # it learned from scaled rewards; show returns unscaled
     return ActionReturns(
         returns.form, returns.returns / scale, returns.probabilities, q_values / scale
     )
+
+
+def value_lines(expected: ActionReturns | ChoiceProbabilities | Spread) -> list[str]:
+    """What is expected of the state, or of the deterministic action, as a sentence."""
+    if isinstance(expected, ActionReturns):
+        return []
+    if isinstance(expected, ChoiceProbabilities):
+        return [f"value of the state, in units of the rewards learned from: {expected.value:.5g}"]
+    values = expected.values
+    if not len(expected.along):
+        return [f"value of the state, in units of the rewards learned from: {values[0]:.5g}"]
+    ends = f" ({values.min():.5g} to {values.max():.5g})" if len(values) > 1 else ""
+    return [f"value of the action, mean of the critics: {values.mean():.5g}{ends}"]
+
+
+def best_along(expected: Spread) -> list[tuple[float, float]]:
+    """Of each dimension, where the critics' mean is highest, and how high it is there."""
+    means = expected.along.mean(0)
+    places = means.argmax(1)
+    return [
+        (float(expected.grid[place, dim]), float(means[dim, place]))
+        for dim, place in enumerate(places)
+    ]
+
+
+def _table(explanation: Explanation) -> list[list[str]]:
+    expected, names = explanation.expected, explanation.actions
+    if isinstance(expected, Spread):
+        rows = [["dimension", "action", "5 %", "25 %", "50 %", "75 %", "95 %"]]
+        for dim, name in enumerate(names):
+            numbers = [expected.action[dim], *expected.quantiles[:, dim]]
+            rows.append([name, *(f"{number:.4g}" for number in numbers)])
+        if len(expected.along):
+            rows[0] += ["best by critics", "value there"]
+            for row, (place, value) in zip(rows[1:], best_along(expected), strict=True):
+                row += [f"{place:.4g}", f"{value:.5g}"]
+        return rows
+    greedy = set(explanation.greedy.tolist())
+    marks = ["greedy" if row in greedy else "" for row in range(len(names))]
+    if isinstance(expected, ChoiceProbabilities):
+        shares = [f"{share:.2%}" for share in expected.probabilities]
+        columns = [["action", *names], ["probability", *shares], ["", *marks]]
+    else:
+        q_values, best = expected.q_values, expected.q_values.max()
+        columns = [["action", *names], ["Q-value", *(f"{q:.5g}" for q in q_values)]]
+        if expected.form != "values":
+            columns.append(["spread", *(f"{s:.4g}" for s in expected.spread)])
+        gaps = [mark or f"{q - best:.4g}" for mark, q in zip(marks, q_values, strict=True)]
+        columns.append(["to the best", *gaps])
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _returns(
+    agent: Agent, obs: np.ndarray, legal: np.ndarray | None
+) -> tuple[ActionReturns, list[str]]:
+    expected = action_returns(agent.algorithm, obs)
+    choices = np.arange(len(expected.q_values))
+    if legal is not None:
+        choices = np.flatnonzero(legal[0])
+        expected = ActionReturns(expected.form, *(rows[choices] for rows in expected[1:]))
+    return expected, _choice_names(agent, choices)
+
+
+def _choices(
+    agent: Agent, view: Choices, legal: np.ndarray | None
+) -> tuple[ChoiceProbabilities, list[str]]:
+    sizes = [len(part) for part in view.parts]
+    part = np.repeat(np.arange(len(sizes)), sizes)
+    choice = np.concatenate([np.arange(size) for size in sizes])
+    probabilities = np.concatenate(view.parts)
+    _check_finite("probabilities", probabilities)
+    shown = np.ones(len(part), np.bool_)
+    if legal is not None:
+        shown = legal[0]
+    expected = ChoiceProbabilities(part[shown], probabilities[shown], view.value)
+    if agent.adapter.spec.action_kind == "discrete":
+        return expected, _choice_names(agent, choice[shown])
+    names = agent.action_names or [f"action[{number}]" for number in range(len(sizes))]
+    # A part may count from another number than 0.
+    first = np.atleast_1d(agent.adapter.decode(np.zeros((1, len(sizes)), np.int64))[0])
+    words = [f"{names[p]}: {c + first[p]}" for p, c in zip(part, choice, strict=True)]
+    return expected, [word for word, one in zip(words, shown, strict=True) if one]
+
+
+def _spread(agent: Agent, view: ActionSpread) -> tuple[Spread, list[str]]:
+    _check_finite("actions and values", np.concatenate([view.quantiles.ravel(), view.value]))
+    dims = len(view.action)
+
+    def decoded(rows: np.ndarray) -> np.ndarray:
+        return agent.adapter.decode(rows.astype(np.float32)).reshape(len(rows), dims)
+
+    expected = Spread(
+        action=decoded(view.action[None])[0],
+        quantiles=decoded(view.quantiles),
+        values=view.value,
+        grid=decoded(np.repeat(view.grid[:, None], dims, 1)),
+        along=view.along,
+    )
+    return expected, [*agent.action_names] or [f"action[{dim}]" for dim in range(dims)]
+
+
+def _choice_names(agent: Agent, choices: np.ndarray) -> list[str]:
+    """The choices by name, and always by the environment's number."""
+    numbers = [str(action) for action in agent.adapter.decode(choices)]
+    if not agent.action_names:
+        return numbers
+    named = (agent.action_names[choice] for choice in choices)
+    return [f"{name} ({number})" for name, number in zip(named, numbers, strict=True)]
+
+
+def _check_finite(what: str, numbers: np.ndarray) -> None:
+    if not np.isfinite(numbers).all():
+        raise NonFiniteError(
+            f"explain: expected finite {what}, found {numbers.tolist()}; is the observation within "
+            "the range the agent was trained on?"
+        )
 
 
 def check_path(path: Path) -> None:
@@ -131,97 +302,9 @@ def write_picture(explanation: Explanation, path: Path) -> None:
     """Draw it, in the format that the path's suffix names."""
     from matplotlib import style
 
+    from rl_training.tools.explanation_picture import draw
+
     with style.context("default"):  # whatever the user's settings are
         content = BytesIO()
         draw(explanation).savefig(content, format=path.suffix[1:].lower())
     write_atomic(path, content.getvalue())
-
-
-def draw(explanation: Explanation) -> Figure:
-    """The figure; of very many actions only those with the highest Q-values are shown."""
-    expected, count = explanation.expected, len(explanation.actions)
-    kept = np.sort(np.argsort(-expected.q_values, kind="stable")[:MOST_ROWS])
-    row_height = float(np.clip(4.5 / len(kept), 0.36, 1.1))
-    figure = new_figure(_WIDTH_INCHES, 1.9 + row_height * len(kept))
-    axes = figure.add_subplot()
-    axes.set_ylabel("action" if len(kept) == count else f"action, the best {len(kept)} of {count}")
-    expected = expected._replace(
-        returns=expected.returns[kept].astype(float),
-        probabilities=expected.probabilities[kept].astype(float),
-        q_values=expected.q_values[kept].astype(float),
-    )
-    greedy = int(expected.q_values.argmax())
-    _draw_returns(axes, expected, greedy)
-    _draw_frame(axes, [explanation.actions[index] for index in kept], expected.q_values, greedy)
-    title = (
-        f"{paper_name(explanation.algo)} on {explanation.env_id}, step {explanation.env_steps:,}"
-    )
-    figure.suptitle(title, fontsize=13, parse_math=False)
-    observation = shorten(explanation.observation, 100, placeholder=" ...")
-    axes.set_title(f"at {observation}", fontsize=9, color=GREY, parse_math=False)
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    return figure
-
-
-def _draw_returns(axes: Axes, expected: ActionReturns, greedy: int) -> None:
-    """A row for each action; upwards is towards the row before."""
-    form, returns, probabilities, q_values = expected
-    rows = np.arange(len(q_values))
-    highest = probabilities.max()
-    for row in rows:
-        color = BLUE if row == greedy else _OTHER_ACTION
-        label = _HEADINGS[form] if row == greedy else ""
-        floor = row + _HEIGHT / 2
-        if form == "values":
-            axes.barh(row, q_values[row], _HEIGHT * 0.75, color=color, label=label)
-        elif form == "quantiles":
-            axes.vlines(returns[row], floor, floor - _HEIGHT, color, lw=1, label=label)
-        else:
-            heights = floor - _HEIGHT * probabilities[row] / highest
-            edges = _edges(returns[row])
-            axes.stairs(heights, edges, baseline=floor, fill=True, color=color, label=label)
-    if form == "atoms":
-        _crop_to_probable(axes, expected)
-    if form != "values":
-        floors = rows + _HEIGHT / 2
-        axes.hlines(floors, 0, 1, _OTHER_ACTION, lw=0.6, transform=axes.get_yaxis_transform())
-        axes.plot(q_values, floors, "D", color=ORANGE, ms=5, label="mean (Q-value)", zorder=3)
-    axes.axvline(q_values[greedy], color=ORANGE, lw=0.9, ls=":", zorder=0.9)
-
-
-def _crop_to_probable(axes: Axes, expected: ActionReturns) -> None:
-    """Leave out the ends of the support where no bar would be a pixel high."""
-    atoms, probabilities = expected.returns[0], expected.probabilities
-    visible = atoms[(probabilities > probabilities.max() / 100).any(0)]
-    ends = np.append(visible, expected.q_values)
-    margin = 2 * (atoms[1] - atoms[0])
-    axes.set_xlim(ends.min() - margin, ends.max() + margin)
-
-
-def _edges(atoms: np.ndarray) -> np.ndarray:
-    """The ends of bars that stand side by side, with an atom in the middle of each."""
-    half = (atoms[1] - atoms[0]) / 2
-    return np.append(atoms - half, atoms[-1] + half)
-
-
-def _draw_frame(axes: Axes, actions: list[str], q_values: np.ndarray, greedy: int) -> None:
-    rows = range(len(actions))
-    axes.axhspan(greedy - 0.5, greedy + 0.5, color=_GREEDY_ROW, zorder=0)
-    names = [f"greedy: {name}" if row == greedy else name for row, name in enumerate(actions)]
-    axes.set_yticks(rows, names)
-    axes.get_yticklabels()[greedy].set_fontweight("bold")
-    axes.set_ylim(len(actions) - 0.5, -0.5)
-    for row in rows:
-        axes.text(
-            1.01,
-            row,
-            f"{q_values[row]:.5g}",
-            transform=axes.get_yaxis_transform(),
-            va="center",
-            fontsize=9,
-            fontweight="bold" if row == greedy else "normal",
-            color=GREY,
-        )
-    axes.set_xlabel("discounted return from here on (at the right: its mean, the Q-value)")
-    draw_grid(axes, "x")
-    axes.tick_params(axis="both", length=0)

@@ -12,18 +12,23 @@ import typer
 
 from rl_training.errors import UsageError
 from rl_training.runtime.execution import threads
-from rl_training.tools.explain import check_path
+from rl_training.tools.explain import check_path, write_picture
 
 if TYPE_CHECKING:
     from rl_training.api.managed import ManagedAlgorithm
     from rl_training.data.types import PolicyState
 
 
+IN_WORDS = Path("-")
+"""In place of a picture's path: print the numbers."""
+
+
 def check_explain(path: Path, observation: str | None) -> None:
     """Refuse a picture that cannot be drawn, before anything is loaded."""
     if observation is None:
-        raise UsageError("--explain draws one observation; give it with --observation")
-    check_path(path)
+        raise UsageError("--explain is of one observation; give it with --observation")
+    if path != IN_WORDS:
+        check_path(path)
 
 
 def show_actions(
@@ -37,10 +42,13 @@ def show_actions(
             action, state = managed.predict(
                 obs, state, starts, deterministic=not stochastic, action_mask=mask
             )
-            picture = None if explain is None else managed.explain(obs, explain, mask)
+            explanation = None if explain is None else managed.explanation(obs, mask)
+            if explanation is not None and explain != IN_WORDS:
+                write_picture(explanation, Path(explain or ""))
             typer.echo(json.dumps({"action": action.tolist()}))
-            if picture is not None:
-                typer.echo(f"written: {picture}", err=True)
+            if explanation is not None:
+                in_words = explain == IN_WORDS
+                typer.echo(explanation if in_words else f"written: {explain}", err=True)
 
 
 def parse_observation(text: str) -> tuple[object, object, object]:

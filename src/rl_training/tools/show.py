@@ -49,9 +49,11 @@ def show_result(result: TrainResult, config: TrainConfig) -> None:
     if result.eval_return_mean is None and result.best_eval_return_mean is not None:
         print(f"best evaluation return so far {result.best_eval_return_mean:.2f}")
     elif result.eval_return_mean is not None:
+        best = result.best_eval_return_mean  # over fewer episodes: a point of the curve
         print(
             f"evaluation return {result.eval_return_mean:.2f} ± {result.eval_return_std:.2f} over "
-            f"{len(result.eval_returns)} episodes (best {result.best_eval_return_mean:.2f})"
+            f"{len(result.eval_returns)} episodes"
+            + ("" if best is None else f" (best on the curve {best:.2f})")
         )
     print(f"run directory: {run}")
     print("next:")

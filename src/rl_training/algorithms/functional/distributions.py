@@ -52,6 +52,10 @@ class Categorical:
         """The most likely choice."""
         return self.logits.argmax(-1)
 
+    def probabilities(self) -> list[Tensor]:
+        """Of the choices [B, A], of the one part that an action has."""
+        return [self.logits.softmax(-1)]
+
     def log_prob(self, action: Tensor) -> Tensor:
         """Log-probability of the choice."""
         return self.logits.log_softmax(-1).gather(-1, action[:, None])[:, 0]
@@ -80,6 +84,10 @@ class MultiCategorical:
         """The most likely choice per part."""
         return torch.stack([part.mode() for part in self.parts], -1)
 
+    def probabilities(self) -> list[Tensor]:
+        """Of the choices of each part."""
+        return [choices for part in self.parts for choices in part.probabilities()]
+
     def log_prob(self, action: Tensor) -> Tensor:
         """Sum over the parts."""
         log_probs = [part.log_prob(action[:, k]) for k, part in enumerate(self.parts)]
@@ -103,6 +111,11 @@ class Bernoulli:
     def mode(self) -> Tensor:
         """The more likely position."""
         return (self.logits > 0).long()
+
+    def probabilities(self) -> list[Tensor]:
+        """Of off and on, for each switch."""
+        on = self.logits.sigmoid()
+        return list(torch.stack([1 - on, on], -1).unbind(1))
 
     def log_prob(self, action: Tensor) -> Tensor:
         """Sum over the switches: log-sigmoid of the logit where on, of its negative elsewhere."""
@@ -135,6 +148,9 @@ class DiagonalGaussian:
     def entropy(self) -> Tensor:
         """Entropy in nats, the same for every row."""
         return (self.log_std + 0.5 + _LOG_SQRT_2PI).sum().expand(len(self.mean))
+
+
+DISCRETE = (Categorical, MultiCategorical, Bernoulli)
 
 
 def distribution(spec: EnvSpec, output: Tensor, log_std: Tensor | None) -> ActionDistribution:

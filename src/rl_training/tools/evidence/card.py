@@ -36,10 +36,16 @@ class Published(ConfigModel):
 
 
 class Curve(ConfigModel):
-    """Mean evaluation returns by environment transitions; the last is of the final policy."""
+    """Mean evaluation returns by environment transitions, the last of the final policy.
+
+    Each is over the same `episodes`. Older cards do not say how many: their last point is the
+    mean over all episodes of the final evaluation, those before it are over fewer, and none
+    precedes training.
+    """
 
     steps: tuple[int, ...] = Field(min_length=1)
     returns: tuple[float, ...]
+    episodes: int | None = Field(None, ge=1)
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:

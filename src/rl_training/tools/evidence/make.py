@@ -14,7 +14,7 @@ from pydantic import Field
 from rl_training.config.base import ConfigModel
 from rl_training.config.loading import find_config, packaged_configs
 from rl_training.config.strict_yaml import parse_yaml
-from rl_training.config.train_config import TrainConfig
+from rl_training.config.train_config import WATCH_KEYS, TrainConfig
 from rl_training.errors import ConfigError, RunError, UsageError
 from rl_training.experiment.manager import ExperimentManager, parse_seeds
 from rl_training.experiment.registry import get_spec, resolve_config
@@ -196,7 +196,11 @@ def _refuse_other_card(path: Path, subject: Subject) -> None:
 
 
 def _differences(card: Card, config: TrainConfig) -> list[str]:
-    """The keys in which the card's configuration differs."""
+    """The keys in which the card's configuration differs, as far as they can change its figures.
+
+    Those that only say how a run is watched cannot: the conformance tests hold that for every
+    algorithm. The card's curve then has the points of its own configuration.
+    """
     if card.configuration.get("algo") != config.algo:
         return ["algo"]  # which is not looked up: a card may name anything
     try:
@@ -206,7 +210,8 @@ def _differences(card: Card, config: TrainConfig) -> list[str]:
         return ["keys that no longer exist"]
     new = _flat(card_configuration(config))
     absent = object()
-    return [key for key in {**new, **old} if new.get(key, absent) != old.get(key, absent)]
+    keys = [key for key in {**new, **old} if key not in WATCH_KEYS]
+    return [key for key in keys if new.get(key, absent) != old.get(key, absent)]
 
 
 def _flat(configuration: Mapping[str, Any]) -> dict[str, Any]:

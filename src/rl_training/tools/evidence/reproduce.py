@@ -17,7 +17,14 @@ from rl_training.experiment.statistics import more_failures_by_chance
 from rl_training.runtime.trust import refuse_untrusted, without_untrusted
 from rl_training.storage.files import write_json
 from rl_training.storage.runs import slug
-from rl_training.tools.evidence.card import Card, Figures, SeedRecord, read_card, seeds_text
+from rl_training.tools.evidence.card import (
+    Card,
+    Curve,
+    Figures,
+    SeedRecord,
+    read_card,
+    seeds_text,
+)
 from rl_training.tools.evidence.seeds import (
     RUNS,
     Report,
@@ -54,7 +61,8 @@ class Reproduction:
     @property
     def identical(self) -> bool:
         """Whether every return of every evaluation is the same to the last bit."""
-        return [_outcome(seed) for seed in self.old] == [_outcome(seed) for seed in self.new]
+        pairs = zip(self.old, self.new, strict=True)
+        return all(_outcome(old, like=old) == _outcome(new, like=old) for old, new in pairs)
 
     @property
     def compared(self) -> str:
@@ -148,8 +156,14 @@ def _differences(card: Card, new: tuple[SeedRecord, ...]) -> tuple[str, ...]:
     return tuple(f"{name} {was}, now {now}" for name, (was, now) in pairs.items() if was != now)
 
 
-def _outcome(record: SeedRecord) -> tuple[object, ...]:
-    return record.return_mean, record.return_std, record.episodes, record.curve
+def _outcome(record: SeedRecord, *, like: SeedRecord) -> tuple[object, ...]:
+    """What a seed reached, with the curve as `like` has it."""
+    curve = record.curve
+    if like.curve.episodes is None and curve.episodes is not None:  # an older card's
+        later = [point for point in zip(curve.steps, curve.returns, strict=True) if point[0]]
+        steps, returns = zip(*later, strict=True)
+        curve = Curve(steps=steps, returns=(*returns[:-1], record.return_mean))
+    return record.return_mean, record.return_std, record.episodes, curve
 
 
 def _comparison(card: Card, outcome: Reproduction) -> dict[str, Any]:

@@ -41,6 +41,7 @@ RUNS = Path("runs")
 Report = Callable[[str], None]
 
 _LEFT_OUT = ("seed", "output_dir", "run_name")
+_RETURNS = ("return_mean", "return_std", "final_return_mean", "final_return_std")
 _UNKNOWN = "not recorded"
 
 
@@ -212,7 +213,7 @@ def _read_record(seed: SeedResult, config: TrainConfig) -> SeedRecord:
         threads=max(session.threads for session in sessions),
         commit=joined(map(_commit, sessions)),
         versions=joined_versions(map(_versions, sessions)),
-        curve=_curve(rows),
+        curve=_curve(rows, min(config.eval_episodes, summary["eval_episodes"])),
         measured=_measured(rows),
     )
 
@@ -232,19 +233,21 @@ def _evaluations(run_dir: Path) -> list[tuple[int, str, float]]:
     ]
 
 
-def _curve(evaluations: list[tuple[int, str, float]]) -> Curve:
+def _curve(evaluations: list[tuple[int, str, float]], episodes: int) -> Curve:
+    """The curve over the first `episodes` of each evaluation, if the run was logged in that way."""
     points = [(step, value) for step, name, value in evaluations if name == "return_mean"]
     if not points:
         raise ValueError(f"{METRICS_NAME} holds no evaluation")
     steps, returns = zip(*points, strict=True)
-    return Curve(steps=steps, returns=returns)
+    alike = any(name == "final_return_mean" for _, name, _ in evaluations)
+    return Curve(steps=steps, returns=returns, episodes=episodes if alike else None)
 
 
 def _measured(evaluations: list[tuple[int, str, float]]) -> dict[str, Measured]:
     """What callbacks added to the evaluations."""
     points: dict[str, list[tuple[int, float]]] = {}
     for step, name, value in evaluations:
-        if name not in ("return_mean", "return_std"):
+        if name not in _RETURNS:
             points.setdefault(name, []).append((step, value))
     return {
         name: Measured(steps=tuple(s for s, _ in pairs), values=tuple(v for _, v in pairs))
