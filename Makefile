@@ -1,7 +1,7 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-TEST_EXTRAS := dev,atari,box2d,mujoco,pixels,popgym,report
+TEST_EXTRAS := dev,atari,box2d,docs,mujoco,pixels,popgym,report
 
 # What `make test-all-pythons` runs on each Python besides a training.
 PYTHONS := 3.10 3.11 3.12 3.13
@@ -18,7 +18,7 @@ PROCESSORS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 \
 # What `make soak` runs, as docs/reliability.md describes it.
 CAMPAIGNS := kills signals io_errors worker_failures malicious forgeries exactness
 
-.PHONY: help setup train test test-release test-all-pythons test-processors soak check evidence bench clean
+.PHONY: help setup train test test-release test-all-pythons test-processors soak check evidence bench docs clean
 .DEFAULT_GOAL := help
 
 help: ## Show what can be made.
@@ -88,5 +88,8 @@ bench: $(VENV)/.test ## Measure speed beside other libraries (about an hour; mak
 	$(BIN)/python -m benchmarks
 	$(BIN)/python docs/generate.py
 
+docs: $(VENV)/.test ## Build the documentation site in site/, and check every link of it.
+	$(BIN)/python docs/build_site.py
+
 clean: ## Remove the environment and caches.
-	rm -rf $(VENV) .pythons .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .pythons build site .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

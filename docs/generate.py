@@ -20,6 +20,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from rl_training.config import other_packages
 from rl_training.config.base import plain
 from rl_training.config.loading import find_config, packaged_configs
 from rl_training.config.messages import describe_field
@@ -59,14 +60,13 @@ PICTURES = ROOT / "docs" / "pictures"
 BENCHMARKS = ROOT / "benchmarks" / "results"
 STUB_HEADER = "# Generated from rl_training/exports.py by docs/generate.py; change the table there."
 
-FAMILIES = {
-    "value_based": ("dqn", "qr_dqn", "c51"),
-    "recurrent": ("drqn", "recurrent_ppo"),
-    "actor_critic": ("sac", "tqc", "redq", "td3"),
-    "pixels": ("drq", "drqv2"),
-    "ppo": ("ppo",),
-}
-"""The page of each algorithm, docs/<family>.md."""
+CALL = r"[\w.]+\([^()]*(?:\([^()]*\)[^()]*)*\)"
+TYPED = re.compile(
+    rf"rl-training \w+(?: --env CartPole-v1)?|{CALL}(?:\.\w+\(\))?"
+    r"|\b\w+=(?:\[[^]]*\]|\{[^}]*\}|'[^']*'|\.\.\.|\w+(?:\([^)]*\))?)?"
+    r"|\b\w+(?:[._]\w+)+\b"
+)
+"""What a reader types in an answer: commands, calls, arguments, names with a dot or underscore."""
 
 WRONG = """\
 # wrong.yaml
@@ -84,7 +84,8 @@ algo_kwargs:
 
 def generated_parts() -> dict[str, dict[str, str]]:
     """The text between each pair of markers, by file and by the markers' name."""
-    models = [TrainConfig, Schedule, *(spec.hyper for spec in packaged_specs().values())]
+    specs = packaged_specs().values()
+    models = [TrainConfig, Schedule, *(spec.hyper for spec in specs)]
     check_descriptions(models)
     cards = evidence_cards(CARDS)
     return {
@@ -93,9 +94,16 @@ def generated_parts() -> dict[str, dict[str, str]]:
             "results": short_results(cards),
             "speed": speed(),
         },
-        "docs/value_based.md": {"reading": reading("value_based")},
+        **{f"docs/{page_of(spec)}": algorithm_page(spec, cards) for spec in specs},
+        "docs/choosing.md": {"algorithms": algorithm_table("")},
+        "docs/from_sb3.md": {
+            "keys": table(("there", "here"), ours_by_theirs(other_packages.KEYS)),
+            "other keys": answers(other_packages.KEY_ANSWERS),
+            "arguments": answers(other_packages.ARGUMENTS),
+            "imports": answers(other_packages.IMPORTS),
+            "attributes": answers(other_packages.ATTRIBUTES),
+        },
         "docs/recurrent.md": {
-            "reading": reading("recurrent"),
             "masked": comparison(
                 cards,
                 {
@@ -114,7 +122,6 @@ def generated_parts() -> dict[str, dict[str, str]]:
             ),
         },
         "docs/actor_critic.md": {
-            "reading": reading("actor_critic"),
             "update ratio": comparison(
                 cards,
                 {
@@ -128,7 +135,6 @@ def generated_parts() -> dict[str, dict[str, str]]:
             ),
         },
         "docs/pixels.md": {
-            "reading": reading("pixels"),
             "point": comparison(
                 cards,
                 {"with shifts": "drq/point_pixels", "without shifts": "drq/point_pixels_plain"},
@@ -146,11 +152,9 @@ def generated_parts() -> dict[str, dict[str, str]]:
                 "drqn/cartpole_masked", "dqn/cartpole_masked", "recurrent_ppo/cartpole_masked"
             )
         },
-        "docs/ppo.md": {"reading": reading("ppo")},
         "docs/configuration.md": {
             "top-level keys": key_table(TrainConfig),
             "schedule keys": key_table(Schedule),
-            "algorithm keys": "\n\n".join(map(algorithm_section, packaged_specs().values())),
             "mistakes": mistakes_example(),
         },
         "docs/package_index.md": {"algorithms": algorithm_table()},
@@ -187,22 +191,83 @@ def algorithm_table(folder: str | None = None) -> str:
 
 
 def page_of(spec: AlgorithmSpec) -> str:
-    """The file name of the page on an algorithm's family."""
-    for family, members in FAMILIES.items():
-        if spec.name in members:
-            return f"{family}.md"
-    raise SystemExit(f"name the page of {spec.name} in FAMILIES")
+    """The page of an algorithm, in docs/."""
+    name = f"algorithms/{spec.name}.md"
+    if not (ROOT / "docs" / name).exists():
+        raise SystemExit(f"write the page of {spec.name}, docs/{name}")
+    return name
 
 
-def reading(family: str) -> str:
-    """The files to read for each algorithm of a family: importers first, networks last."""
+def algorithm_page(spec: AlgorithmSpec, cards: dict[str, Card]) -> dict[str, str]:
+    """The generated parts of an algorithm's page."""
+    configs = [name for name in packaged_configs() if _algo_of(name) == spec.name]
     rows = (
-        (f"`{spec.name}`", ", ".join(f"[`{name}`](../src/rl_training/{name})" for name in files))
-        for spec in packaged_specs().values()
-        if page_of(spec) == f"{family}.md"
-        for files in [reading_order(spec)]
+        ("paper", spec.paper),
+        ("observations", in_plain_words(spec.observations)),
+        ("actions", in_plain_words(spec.actions)),
+        ("packaged configurations", ", ".join(f"`{name}`" for name in configs)),
     )
-    return table(("algorithm", "files, in the order of reading"), rows)
+    found = {name: card for name, card in cards.items() if card.configuration["algo"] == spec.name}
+    return {
+        "facts": table((f"`{spec.name}`", spec.title), rows),
+        "keys": key_table(spec.hyper),
+        "evidence": evidence_table(found),
+        "reading": reading(spec),
+    }
+
+
+def evidence_table(cards: dict[str, Card]) -> str:
+    """The cards of an algorithm, with the learning curve of the first."""
+    if not cards:
+        return "There is no card yet."
+    header = ("card", "environment", "steps", "seeds", "interquartile mean [95 %]", "published")
+    rows = (
+        (
+            f"[`{name}`](../results.md#{name.replace('/', '')})",
+            card.configuration["env_id"],
+            f"{card.budget:,}",
+            seeds_text(card.seed_numbers),
+            _interval(card),
+            _published(card.published),
+        )
+        for name, card in cards.items()
+    )
+    first, card = next(iter(cards.items()))
+    title = f"{paper_name(card.configuration['algo'])} on {card.configuration['env_id']}"
+    picture = f"![Learning curve of {title}](../../evidence/{first}.png)"
+    return f"{table(header, rows)}\n\n{picture}"
+
+
+def reading(spec: AlgorithmSpec) -> str:
+    """The files to read for an algorithm: importers first, networks last."""
+    return "\n".join(
+        f"{number}. [`{name}`](../../src/rl_training/{name}): {_what_it_holds(name)}"
+        for number, name in enumerate(reading_order(spec), 1)
+    )
+
+
+def _what_it_holds(name: str) -> str:
+    """The first sentence of a module's docstring."""
+    tree = ast.parse((SOURCE / "rl_training" / name).read_text(encoding="utf-8"))
+    docstring = ast.get_docstring(tree) or ""
+    return " ".join(docstring.split("\n\n")[0].split())
+
+
+def ours_by_theirs(keys: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, str]]:
+    """Rows of names: theirs, and those of ours that it may mean."""
+    for theirs, ours in sorted(keys.items()):
+        yield f"`{theirs}`", " or ".join(f"`{name}`" for name in ours)
+
+
+def answers(known: Mapping[str, str]) -> str:
+    """A table of what others write, and what the package answers."""
+    rows = ((f"`{name}`", _as_code(answer)) for name, answer in sorted(known.items()))
+    return table(("there", "here"), rows)
+
+
+def _as_code(answer: str) -> str:
+    """An answer with what a reader types set as code."""
+    return TYPED.sub(r"`\g<0>`", answer)
 
 
 def reading_order(spec: AlgorithmSpec) -> list[str]:
@@ -258,11 +323,6 @@ def _in_order(importers: Mapping[str, set[str]]) -> list[str]:
         order += ready
         sorter.done(*ready)
     return order
-
-
-def algorithm_section(spec: AlgorithmSpec) -> str:
-    """A heading and the table of one algorithm's hyper-parameters."""
-    return f"### `{spec.name}`: {spec.title}, {spec.paper}\n\n{key_table(spec.hyper)}"
 
 
 def key_table(model: type[BaseModel]) -> str:
@@ -330,7 +390,7 @@ def mistakes_example() -> str:
             answer = f"error: {error}"
     return (
         f"For this file\n\n```yaml\n{WRONG}```\n\n`rl-training train --config wrong.yaml` prints, "
-        f"and ends with exit code 2:\n\n```\n{answer}\n```"
+        f"and ends with exit code 2:\n\n```text\n{answer}\n```"
     )
 
 
@@ -384,7 +444,7 @@ def _returns(card: Card) -> str:
 
 
 def short_results(cards: dict[str, Card]) -> str:
-    """A row per planned card, for the README; cards that are missing say so."""
+    """A row per planned card but variants, for the README; cards that are missing say so."""
     header = ("configuration", "steps", "seeds", "failed")
     header += ("interquartile mean [95 %]", "lowest", "published")
     rows = [
@@ -398,14 +458,20 @@ def short_results(cards: dict[str, Card]) -> str:
             _published(card.published, link=False),
         )
         for name, card in cards.items()
+        if not is_variant(name)
     ]
     planned = planned_cards().items()
     rows += [
         (f"`{name}`", "", plan.seeds, "", "missing", "", "")
         for name, plan in planned
-        if name not in cards
+        if name not in cards and not is_variant(name)
     ]
     return table(header, rows)
+
+
+def is_variant(name: str) -> bool:
+    """Whether a card varies another, whose name its own begins with: an ablation, a comparison."""
+    return any(name.startswith(f"{other}_") for other in planned_cards())
 
 
 def comparison(cards: dict[str, Card], names: Mapping[str, str]) -> str:

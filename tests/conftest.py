@@ -15,6 +15,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # a run of two threads is n
 EXTRAS = {
     "atari": ("ale_py",),
     "box2d": ("Box2D",),
+    "docs": ("zensical", "mkdocstrings", "latex2mathml"),
     "dmc": ("dm_control", "shimmy"),
     "mujoco": ("mujoco", "imageio"),
     "pixels": ("cv2",),

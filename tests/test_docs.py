@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,44 +14,34 @@ from types import ModuleType, SimpleNamespace
 from typing import NamedTuple
 
 import pytest
+import typer
+import yaml
 from pydantic import BaseModel
+from typer.core import TyperGroup
+from typer.main import get_command
+from typer.testing import CliRunner
 
-from rl_training.config.strict_yaml import parse_yaml
-from rl_training.experiment.registry import resolve_config
+from rl_training.cli import app
+from rl_training.config.loading import packaged_configs
+from rl_training.exports import EXPORTS
 from rl_training.runtime.spec_table import packaged_specs
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 FENCE = "```"
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FILE_NAME = re.compile(r"# (\w+\.(?:py|yaml))")
-SHORT_RUNS = """\
-import runpy
-import sys
-
-from rl_training.api.managed import ManagedAlgorithm
-
-learn = ManagedAlgorithm.learn
-
-
-def learn_briefly(self, *steps, **options):
-    enough = self.config.algo_kwargs.get("learning_starts", 1000) + 20
-    if self.config.total_timesteps > enough + 200:
-        self.config = self.config.with_changes(total_timesteps=enough, final_eval_episodes=2)
-    return learn(self, *steps, **options)
-
-
-ManagedAlgorithm.learn = learn_briefly
-runpy.run_path(sys.argv[1], run_name="__main__")
-"""
+NEEDS = re.compile(r"<!-- needs (\w+) -->")
+LANGUAGES = {"python", "yaml", "toml", "sh", "bash", "console", "math", "text", ""}
+COMMAND = re.compile(r"(?:.*[|;&] *|\S*/|\$ |srun )?rl-training (?P<arguments>.*)")
 
 
 class Block(NamedTuple):
-    """A fenced block: its language, the index of its first line in the document, its lines."""
+    """A fenced block: its language, its first line in the document, its lines, what it needs."""
 
     language: str
     start: int
     lines: list[str]
+    package: str | None = None
 
     @property
     def file_name(self) -> str | None:
@@ -61,12 +52,15 @@ class Block(NamedTuple):
 
 def blocks(text: str) -> Iterator[Block]:
     opened: Block | None = None
-    for number, line in enumerate(text.splitlines()):
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
         if not line.startswith(FENCE):
             if opened is not None:
                 opened.lines.append(line)
         elif opened is None:
-            opened = Block(line.removeprefix(FENCE).strip(), number + 1, [])
+            needs = NEEDS.fullmatch(lines[number - 1]) if number else None
+            language = line.removeprefix(FENCE).strip()
+            opened = Block(language, number + 1, [], needs[1] if needs else None)
         else:
             yield opened
             opened = None
@@ -99,19 +93,39 @@ def broken_links(path: Path) -> list[str]:
 
 
 def markdown_files() -> list[str]:
+    built = {"build", "site", "dist"}
     folders = [path for path in ROOT.iterdir() if path.is_dir() and path.name[0] not in "._"]
+    folders = [path for path in folders if path.name not in built]
     found = [*ROOT.glob("*.md"), *(file for folder in folders for file in folder.rglob("*.md"))]
     return sorted(str(path.relative_to(ROOT)) for path in found if "runs" not in path.parts)
 
 
-@pytest.fixture(scope="module")
-def generate() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+PAGES = [name for name in markdown_files() if name == "README.md" or name.startswith("docs/")]
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def program(name: str) -> ModuleType:
+    """A program of the documentation, as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    return program("generate")
+
+
+@pytest.fixture(scope="module")
+def build_site() -> ModuleType:
+    return program("build_site")
 
 
 def test_the_generated_parts_are_up_to_date(
@@ -130,14 +144,12 @@ def test_a_stale_part_is_noticed_and_only_it_is_replaced(generate: ModuleType) -
 
 
 def test_every_key_is_listed_with_its_range_default_and_meaning() -> None:
-    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    for row in (
-        "| `num_envs` | an integer from 1 to 4096 | `1` | environments stepped in parallel |",
-        "| `gamma` | a number from 0 to 1 | `0.99` | discount of rewards per step (Mnih et al., "
-        "2015) |",
-    ):
-        assert row in text
-    epsilon = next(line for line in text.splitlines() if line.startswith("| `epsilon` |"))
+    row = "| `num_envs` | an integer from 1 to 4096 | `1` | environments stepped in parallel |"
+    assert row in text_of("docs/configuration.md")
+    text = text_of("docs/algorithms/dqn.md")
+    row = "| `gamma` | a number from 0 to 1 | `0.99` | discount of rewards per step (Mnih et al., "
+    assert f"{row}2015) |" in text
+    epsilon = next(line for line in text.splitlines() if "| probability of a random" in line)
     assert "| `{initial: 1.0, final: 0.05, fraction: 0.1}` |" in epsilon
 
 
@@ -165,50 +177,157 @@ def test_a_broken_link_is_noticed(tmp_path: Path) -> None:
     assert broken_links(page) == ["missing.md", "other.md#nowhere", "#nowhere"]
 
 
-def python_pages() -> list[str]:
-    texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in PAGES}
-    return [name for name in PAGES if f"{FENCE}python" in texts[name]]
+def test_every_block_is_of_a_kind_that_is_checked() -> None:
+    kinds = {(name, block.language) for name in PAGES for block in blocks(text_of(name))}
+    assert [kind for kind in sorted(kinds) if kind[1] not in LANGUAGES] == []
 
 
-@pytest.mark.parametrize("name", python_pages())
-def test_the_python_blocks_of_a_page_run_as_one_script(name: str, tmp_path: Path) -> None:
-    """Long runs are cut after their first updates."""
-    text = (ROOT / name).read_text(encoding="utf-8")
-    script = [""] * len(text.splitlines())  # line numbers in a traceback are those of the document
-    for block in blocks(text):
-        if block.file_name is not None:
-            (tmp_path / block.file_name).write_text("\n".join(block.lines) + "\n")
+def write_page(name: str, folder: Path) -> None:
+    """The script and the files of a page; line numbers are those of the document."""
+    script = [""] * len(text_of(name).splitlines())
+    for block in blocks(text_of(name)):
+        lines = block.lines
+        if block.package is not None and importlib.util.find_spec(block.package) is None:
+            continue
+        if block.language == "yaml" or block.file_name is not None:
+            file = block.file_name or f"line_{block.start}.yaml"
+            (folder / file).write_text("\n".join(lines) + "\n")
         elif block.language == "python":
-            script[block.start : block.start + len(block.lines)] = block.lines
-    path = tmp_path / f"{Path(name).stem}_script.py"
-    path.write_text("\n".join(script) + "\n")
-    (tmp_path / "short_runs.py").write_text(SHORT_RUNS)
-    command = [sys.executable, "-W", "error", "short_runs.py", path.name]
+            script[block.start : block.start + len(lines)] = lines
+    if any(script):
+        (folder / "script.py").write_text("\n".join(script) + "\n")
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_the_blocks_of_a_page_run_as_one_script_and_are_valid(part: int, tmp_path: Path) -> None:
+    """Long trainings are cut after their first updates; what fails is printed with its page."""
+    folders = []
+    for name in PAGES[part::2]:
+        folder = tmp_path / name.replace("/", "_")
+        folder.mkdir()
+        write_page(name, folder)
+        folders.append(str(folder))
     done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-W", "error", ROOT / "tests" / "page_scripts.py", *folders],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 
 
-def test_the_yaml_blocks_are_valid_configurations() -> None:
-    """All but the file of mistakes, and those files of which a page's script makes use."""
-    examples = [
-        (f"{name}:{block.start}", block)
-        for name in PAGES
-        for block in blocks((ROOT / name).read_text(encoding="utf-8"))
-        if block.language == "yaml" and name != "docs/custom.md"
-    ]
-    assert len(examples) >= 10
-    for place, block in examples:
-        if block.file_name != "wrong.yaml":
-            values, _ = parse_yaml("\n".join(block.lines), place)
-            resolve_config({"algo": "dqn", "env_id": "CartPole-v1", **values})
+def commands(text: str) -> Iterator[str]:
+    """The arguments of each `rl-training` that a reader is shown, in blocks and in backticks."""
+    for block in blocks(text):
+        if block.language in ("sh", "bash", "console", ""):
+            lines = re.sub(r"\\\n\s*", "", "\n".join(block.lines)).splitlines()
+            yield from (found["arguments"] for line in lines if (found := COMMAND.match(line)))
+    plain = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    yield from re.findall(r"`rl-training ([^`\n]+)`", plain)
+
+
+def parsed(arguments: str) -> typer.Context:
+    """What the command line makes of the arguments; raises if it does not take them."""
+    arguments = re.sub(r"\.\.\.|…|[][]", "", arguments)  # optional parts, which may be repeated
+    arguments = re.sub(r"(?<= )[A-Z]\b|\$\w+", "100", arguments)
+    words = shlex.split(arguments.split(" >")[0], comments=True)
+    command = get_command(app)
+    while isinstance(command, TyperGroup):
+        group, command = command, None
+        _, command, words = group.resolve_command(typer.Context(group), words)
+    assert command is not None
+    return command.make_context(command.name, words)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_command_line_takes_every_command_of_a_page(name: str) -> None:
+    for arguments in commands(text_of(name)):
+        context = parsed(arguments)
+        values = context.params
+        config = values.get("name") or values.get("config")
+        settings = values.get("settings") or []
+        if context.info_name != "train" or config not in packaged_configs():
+            continue
+        if not any(":" in setting for setting in settings):  # code that the page describes
+            words = ["config", config, *(word for pair in settings for word in ("--set", pair))]
+            shown = CliRunner().invoke(app, words)
+            assert shown.exit_code == 0, f"{arguments}: {shown.output}"
+
+
+def test_a_command_that_is_mistyped_is_noticed() -> None:
+    with pytest.raises(typer.BadParameter.__base__, match="No such option: --sed"):
+        parsed("train dqn/cartpole --sed 1")
+    with pytest.raises(typer.BadParameter.__base__, match="No such command 'trian'"):
+        parsed("trian dqn/cartpole")
+    assert parsed("evidence reproduce dqn/cartpole").params["card"] == Path("dqn/cartpole")
+
+
+@pytest.mark.parametrize("command", ["list", "evidence list", "config dqn/cartpole"])
+def test_the_cheap_commands_of_the_pages_run(command: str) -> None:
+    assert CliRunner().invoke(app, command.split()).exit_code == 0
 
 
 def test_the_index_lists_every_page() -> None:
-    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
-    listed = {f"docs/{link}" for link in LINK.findall(index)}
-    assert [name for name in PAGES[1:] if name not in listed | {"docs/README.md"}] == []
+    listed = {f"docs/{link}" for link in LINK.findall(text_of("docs/README.md"))}
+    kept_apart = ("docs/README.md", "docs/package_index.md", "docs/decisions/")
+    found = [name for name in PAGES[1:] if not name.startswith(kept_apart)]
+    assert [name for name in found if name not in listed] == []
+
+
+def in_the_navigation(entries: object) -> Iterator[str]:
+    """The pages that the navigation of the site leads to."""
+    if isinstance(entries, str):
+        yield entries
+    elif isinstance(entries, list):
+        for entry in entries:
+            yield from in_the_navigation(entry)
+    elif isinstance(entries, dict):
+        yield from in_the_navigation(list(entries.values()))
+
+
+def test_the_navigation_has_every_page(build_site: ModuleType) -> None:
+    text = text_of("mkdocs.yml")
+    nav = yaml.safe_load(text[text.index("nav:") :])["nav"]
+    pages = {build_site.address(path) for path in build_site.pages()}
+    pages |= {build_site.api_address(package) for package in EXPORTS} | {"decisions/index.md"}
+    listed = list(in_the_navigation(nav))
+    assert sorted(listed) == sorted(set(listed)), "a page is there twice"
+    assert (pages - set(listed), set(listed) - pages) == (set(), set())
+
+
+def test_the_api_pages_describe_every_public_name_once(build_site: ModuleType) -> None:
+    pages = "\n".join(map(build_site.api_page, EXPORTS))
+    described = re.findall(r"^::: (\S+)$", pages, flags=re.MULTILINE)
+    public = {f"{module}.{name}" for names in EXPORTS.values() for name, module in names.items()}
+    assert sorted(described) == sorted(public)
+
+
+@pytest.mark.extra("docs")
+def test_the_pages_of_the_site_have_no_broken_link(build_site: ModuleType, tmp_path: Path) -> None:
+    build_site.gather(tmp_path)
+    gathered = sorted(tmp_path.rglob("*.md"))
+    assert len(gathered) > len(PAGES)
+    broken = {path: broken_links(path) for path in gathered if path.parent.name != "api"}
+    assert {path: links for path, links in broken.items() if links} == {}
+    assert "<msup><mi>tanh</mi><mn>2</mn></msup>" in build_site.mathml(r"\tanh^2 u", "block")
+    formulas = (tmp_path / "algorithms" / "dqn.md").read_text(encoding="utf-8")
+    assert formulas.count("<math") == text_of("docs/algorithms/dqn.md").count("$`") + 3
+
+
+def test_what_a_built_page_lacks_or_loads_is_noticed(
+    build_site: ModuleType, tmp_path: Path
+) -> None:
+    (tmp_path / "other.html").write_text('<h1 id="here">Other</h1>')
+    (tmp_path / "index.html").write_text(
+        '<a href="other.html#here"></a><a href="other.html#there"></a><a href="missing.html"></a>'
+        '<a href="https://example.org"></a><script src="https://example.org/x.js"></script>'
+    )
+    assert build_site.faults_of_site(tmp_path) == [
+        "index.html: loads https://example.org/x.js",
+        "index.html: other.html#there: the page has no such place",
+        "index.html: missing.html leads nowhere",
+    ]
 
 
 def test_the_readme_is_short() -> None:
@@ -257,5 +376,5 @@ def test_an_update_is_understood_from_the_types_and_eight_files(generate: Module
 
 def test_an_algorithm_without_a_page_is_noticed(generate: ModuleType) -> None:
     unknown = replace(packaged_specs()["dqn"], name="unknown")
-    with pytest.raises(SystemExit, match="name the page of unknown in FAMILIES"):
+    with pytest.raises(SystemExit, match=r"write the page of unknown, docs/algorithms/unknown.md"):
         generate.page_of(unknown)
