@@ -200,6 +200,7 @@ def test_train_prints_the_result_the_directory_and_what_to_try_next(
         "next:",
         f"  rl-training eval {run_dir}",
         f"  tensorboard --logdir {run_dir}",
+        f"see it: rl-training report {run_dir} --open",
     ]
 
 

@@ -332,6 +332,35 @@ def predict(  # noqa: PLR0913, PLR0917 - the options of the command
         show_actions(managed, observation, stochastic=stochastic, explain=explain)
 
 
+@app.command()
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN", help="Runs, experiments of several seeds, or cards."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="The page; by default report.html in the directory of RUN."),
+    ] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    debug: DebugOption = False,
+) -> None:
+    """Write a page about a run, or about several side by side.
+
+    One HTML file with figures, curves, settings and history, which
+    needs no network and can be sent by mail.
+    """
+    with _reported(debug):
+        from rl_training.storage.runs import printable
+        from rl_training.tools.report.write import show_in_browser, write_report
+
+        page = write_report(runs, out)
+        where = printable(page, longest=1_000)
+        typer.echo(f"report: {where} ({page.stat().st_size / 1000:.0f} kB)")
+        if show and not show_in_browser(page):
+            typer.echo(f"no browser here: open {page.resolve().as_uri()} in one")
+
+
 @app.command("list")
 def list_all(
     directory: Annotated[Path, typer.Argument(help="Where to look for runs.")] = Path("runs"),

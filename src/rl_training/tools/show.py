@@ -61,6 +61,12 @@ def show_result(result: TrainResult, config: TrainConfig) -> None:
         print(f"  {command_line('resume', *words)}")
     print(f"  {command_line('eval', *words)}")
     print(f"  {tensorboard_hint(result.run_dir)}")
+    _show_how_to_see(result.run_dir)
+
+
+def _show_how_to_see(directory: Path) -> None:
+    """The closing line of a run: the command that opens a page about it."""
+    print(f"see it: {command_line('report', directory, '--open')}")
 
 
 def write_config(loaded: LoadedConfig, path: Path) -> None:
@@ -116,6 +122,7 @@ def show_experiment(result: ExperimentResult) -> None:
     print(f"experiment directory: {shlex.quote(str(result.directory))}")
     if any(seed.status != "finished" for seed in result.seeds):
         print("next: the same command again runs what is left")
+    _show_how_to_see(result.directory)
 
 
 def show_everything(directory: Path) -> None:

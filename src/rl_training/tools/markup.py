@@ -1,0 +1,48 @@
+"""HTML and SVG whose texts cannot be anything but text: what is not `Markup` is escaped."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+
+VOID = frozenset({"img", "meta", "line", "path", "rect"})
+"""Elements without content, which need no closing tag in HTML."""
+
+
+class Markup(str):
+    """Text that is part of a page as it is; made by `element` and `join` alone, and by literals."""
+
+    __slots__ = ()
+
+    def __add__(self, other: str) -> Markup:
+        """Both, the second one escaped if it is mere text."""
+        return join([self, other])
+
+
+def escape(text: object) -> Markup:
+    """A text as itself; control characters, lone surrogates and reversed writing become visible."""
+    plain = str(text)
+    if not plain.isprintable():
+        plain = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in plain)
+    return Markup(html.escape(plain))
+
+
+def element(name: str, /, *content: str, **attributes: object) -> Markup:
+    """An element; `data_x=1` is the attribute `data-x`, `class_` is `class`.
+
+    None leaves an attribute out, and True gives one without a value.
+    """
+    written = "".join(
+        f" {key.strip('_').replace('_', '-')}" + ("" if value is True else f'="{escape(value)}"')
+        for key, value in attributes.items()
+        if value is not None and value is not False
+    )
+    if name in VOID:
+        return Markup(f"<{name}{written}/>")
+    return Markup(f"<{name}{written}>{join(content)}</{name}>")
+
+
+def join(parts: Iterable[str], separator: str = "") -> Markup:
+    """The parts one after another, those that are mere text escaped."""
+    pieces = (part if isinstance(part, Markup) else escape(part) for part in parts)
+    return Markup(separator.join(pieces))
