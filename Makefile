@@ -1,7 +1,7 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-TEST_EXTRAS := dev,atari,box2d,docs,mujoco,pixels,popgym,report
+TEST_EXTRAS := dev,atari,box2d,docs,mujoco,pixels,popgym,report,video
 
 # What `make test-all-pythons` runs on each Python besides a training.
 PYTHONS := 3.10 3.11 3.12 3.13

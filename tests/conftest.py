@@ -22,6 +22,7 @@ EXTRAS = {
     "popgym": ("popgym",),
     "envpool": ("envpool",),
     "report": ("matplotlib",),
+    "video": ("imageio_ffmpeg",),
 }
 
 

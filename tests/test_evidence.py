@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import rl_training
 from processes import BEYOND_PROBE, Gate, WarmPopen
-from rl_training import train_dqn
+from rl_training import load, train_dqn
 from rl_training.cli import app
 from rl_training.config.loading import packaged_configs
 from rl_training.errors import ConfigError, RunError, UsageError
@@ -36,8 +36,10 @@ from rl_training.tools.evidence.card import (
 from rl_training.tools.evidence.make import make_card, missing_cards, outdated, planned_cards
 from rl_training.tools.evidence.plot import is_drawn
 from rl_training.tools.evidence.seeds import card_configuration
+from rl_training.tools.zoo import read_policy
 from test_evidence_card import make_card as a_card
 from test_experiment_manager import interrupt_at, never, replace_popen
+from toy_envs import CountingEnv
 from training import StopAt
 
 pytestmark = pytest.mark.extra("report")
@@ -513,3 +515,12 @@ def test_a_card_is_found_by_the_name_it_is_listed_with(folder: Path) -> None:
     assert is_drawn(
         read_card(find_card(Path("dqn/cartpole"))), folder / "evidence/dqn/cartpole.png"
     )
+
+
+def test_with_a_card_comes_the_policy_of_its_median_seed(folder: Path, commands: list[str]) -> None:
+    card = make("--seeds", "4,2")
+    # Both returned 15, so the lower number is the median, the lower of the middle two.
+    assert card.median_seed == 2
+    policy = read_policy("dqn/counting", folder / "cards" / "zoo" / "dqn" / "counting")
+    assert (policy.record.seed, policy.record.return_mean, policy.env_steps) == (2, 15, 60)
+    assert load(policy.path, env=CountingEnv).evaluate(2).mean == 15

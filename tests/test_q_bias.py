@@ -265,7 +265,10 @@ def test_what_cannot_be_measured_is_refused_before_training(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("named", "message"),
     [
-        ("QBiass", r"expected QBias, StopOnReturn or package.module:Class.*did you mean 'QBias'"),
+        (
+            "QBiass",
+            r"expected QBias, StopOnReturn, Video or package.module:Class.*did you mean 'QBias'",
+        ),
         ({"QBias": {"episode": 3}}, "QBias with arguments {'episode': 3} cannot be made"),
         ({"QBias": {"states": 0}}, "cannot be made: expected at least 1 of each"),
         ("builtins:dict", "is the class dict; expected a class derived from rl_training.Callback"),

@@ -156,6 +156,7 @@ def test_every_artefact_carries_the_whole_package(artefacts: Artefacts) -> None:
         "rl_training/py.typed",
         "rl_training/assets/published.yaml",
         "rl_training/assets/evidence/dqn/cartpole.json",
+        "rl_training/assets/zoo/dqn/cartpole/agent.safetensors",
         *(f"rl_training/assets/configs/{name}.yaml" for name in packaged_configs()),
     }
     pictures = {name for name in complete if re.search(r"/assets/evidence/.*\.png$", name)}
@@ -200,6 +201,7 @@ def test_the_installed_wheel_lists_trains_and_evaluates(installed: Path, tmp_pat
     assert summary["global_step"] == 2000
     evaluate = (program, "eval", "--checkpoint", run_dir, "--episodes", "5", "--json")
     assert json.loads(ran(*evaluate, cwd=tmp_path))["returns"] == summary["eval_returns"]
+    assert "dqn/cartpole " in ran(program, "zoo", cwd=tmp_path)
     cards = ran(program, "evidence", "list", cwd=tmp_path)
     row = next(line for line in cards.splitlines() if line.startswith("dqn/cartpole "))
     assert re.search(r" 50,000 +100 +\d+ +\d+\.\d\d \[", row), cards

@@ -54,7 +54,7 @@ def test_a_malicious_run_does_nothing_and_is_refused_in_a_paragraph(
     assert verdict.trouble(bool(refused_by)) == ""
 
 
-@pytest.mark.parametrize("name", ["predict", "load", "seeds", "evidence", "list"])
+@pytest.mark.parametrize("name", ["predict", "load", "seeds", "evidence", "list", "video"])
 def test_every_way_to_read_a_run_keeps_to_that(name: str, honest: Path, tmp_path: Path) -> None:
     case = "a network here"
     verdict = malicious.attempt(name, case, honest, tmp_path / "attempt")

@@ -34,5 +34,6 @@ from rl_training.runtime.spec_table import register as register
 from rl_training.runtime.td3_trainer import train_td3 as train_td3
 from rl_training.runtime.tqc_trainer import train_tqc as train_tqc
 from rl_training.tools.q_bias import QBias as QBias
+from rl_training.tools.video import Video as Video
 
 __version__: str

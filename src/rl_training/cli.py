@@ -38,11 +38,16 @@ evidence = typer.Typer(
 )
 app.add_typer(evidence)
 
+# Text, not a path: a path does not tell ./dqn/cartpole, a directory, from dqn/cartpole, a name.
 RunArgument = Annotated[
-    Path | None,
-    typer.Argument(metavar="RUN", help="A run directory, or one checkpoint in it."),
+    str | None,
+    typer.Argument(
+        metavar="RUN",
+        help="A run directory, one checkpoint in it, or the name of an agent that comes with the "
+        "package, such as dqn/cartpole.",
+    ),
 ]
-CheckpointOption = Annotated[Path | None, typer.Option("--checkpoint", help="The same as RUN.")]
+CheckpointOption = Annotated[str | None, typer.Option("--checkpoint", help="The same as RUN.")]
 NameArgument = Annotated[
     str | None,
     typer.Argument(
@@ -68,8 +73,10 @@ SeedsOption = Annotated[
     str | None, typer.Option("--seeds", help="Several seeds, such as 0-4 or 0,3,7.")
 ]
 InitFromOption = Annotated[
-    Path | None,
-    typer.Option("--init-from", help="Begin with the weights of this run or checkpoint."),
+    str | None,
+    typer.Option(
+        "--init-from", help="Begin with the weights of this run, checkpoint or packaged agent."
+    ),
 ]
 AutoResumeOption = Annotated[
     bool,
@@ -93,6 +100,18 @@ DeviceOption = Annotated[
 TrustOption = Annotated[
     bool,
     typer.Option("--trust", help="Use the code that the run's files name; only if you trust them."),
+]
+EpisodesOption = Annotated[int, typer.Option("--episodes", min=1, help="Episodes to play.")]
+MaxStepsOption = Annotated[
+    int, typer.Option("--max-steps", min=1, help="Environment steps to show at most, in all.")
+]
+EpisodeSeedOption = Annotated[
+    int | None,
+    typer.Option("--seed", min=0, help="By default that of the run's evaluations."),
+]
+OverlayOption = Annotated[
+    bool,
+    typer.Option(help="Show step, reward and return, and the values of actions that are learned."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
@@ -212,7 +231,7 @@ def train(  # noqa: PLR0913, PLR0917 - the options of the command
             total_timesteps=steps,
             seed=seed,
             output_dir=None if output_dir is None else str(output_dir),
-            init_from=None if init_from is None else str(init_from),
+            init_from=init_from,
         )
         if seeds is not None and loaded.origins["seed"] == "command line":
             raise UsageError("give --set seed=... or --seeds, not both")
@@ -446,6 +465,76 @@ def compare(
 
 
 @app.command()
+def video(  # noqa: PLR0913, PLR0917 - the options of the command
+    run: RunArgument = None,
+    checkpoint: CheckpointOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="A .mp4 (video extra), .webp or .gif file [video.mp4 in the run]."
+        ),
+    ] = None,
+    episodes: EpisodesOption = 1,
+    max_steps: MaxStepsOption = 3_000,
+    seed: EpisodeSeedOption = None,
+    overlay: OverlayOption = True,
+    best: BestOption = False,
+    device: DeviceOption = None,
+    trust: TrustOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Record episodes of a trained agent.
+
+    rl-training video dqn/cartpole --out agent.mp4
+    """
+    with _reported(debug):
+        from rl_training.tools.film import check_target
+        from rl_training.tools.frames import Playback
+        from rl_training.tools.video import show_video
+
+        if out is not None:
+            check_target(out)
+        source = _run(run, checkpoint)
+        playback = Playback(episodes, seed, max_steps, overlay)
+        show_video(_load(source, best, device, trust), source, out, playback)
+
+
+@app.command()
+def watch(  # noqa: PLR0913, PLR0917 - the options of the command
+    run: RunArgument = None,
+    checkpoint: CheckpointOption = None,
+    episodes: EpisodesOption = 3,
+    max_steps: MaxStepsOption = 3_000,
+    seed: EpisodeSeedOption = None,
+    overlay: OverlayOption = True,
+    best: BestOption = False,
+    device: DeviceOption = None,
+    trust: TrustOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Watch a trained agent in a window; without a display, write a video.
+
+    rl-training watch dqn/cartpole
+    """
+    with _reported(debug):
+        from rl_training.tools.frames import Playback
+        from rl_training.tools.watch import watch_or_record
+
+        source = _run(run, checkpoint)
+        playback = Playback(episodes, seed, max_steps, overlay)
+        watch_or_record(_load(source, best, device, trust), source, playback)
+
+
+@app.command()
+def zoo(as_json: JsonOption = False, debug: DebugOption = False) -> None:
+    """List the trained agents that come with the package, with their returns."""
+    with _reported(debug):
+        from rl_training.tools.zoo import show_zoo
+
+        show_zoo(as_json=as_json)
+
+
+@app.command()
 def config(
     name: NameArgument = None,
     env: EnvOption = None,
@@ -611,6 +700,22 @@ def reproduce_evidence(
         raise typer.Exit(0 if outcome.passed else 1)
 
 
+@evidence.command("policy")
+def make_policy_of_card(
+    card: Annotated[str, typer.Argument(help="A card's name such as dqn/cartpole.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", help="Directory of the policies [zoo].")
+    ] = None,
+    runs: RunsOption = Path("runs"),
+    debug: DebugOption = False,
+) -> None:
+    """Write the policy of a card's median seed, which is trained if its run is not there."""
+    with _reported(debug):
+        from rl_training.tools.zoo import make_policy
+
+        make_policy(card, runs=runs, output=output, report=typer.echo)
+
+
 @evidence.command("list")
 def list_evidence(output: CardsOption = None, debug: DebugOption = False) -> None:
     """List the cards with their figures, and the planned ones that are missing."""
@@ -655,14 +760,16 @@ def _resolve(
     return resolve_command(name or config, env, [*(settings or ()), *overrides])
 
 
-def _run(run: Path | None, checkpoint: Path | None) -> Path:
-    """The run that a command names, in one of two ways."""
+def _run(run: str | None, checkpoint: str | None) -> Path:
+    """The run or the packaged agent that a command names, in one of two ways."""
     if run is not None and checkpoint is not None:
         raise UsageError(f"give one run, not both {run} and --checkpoint {checkpoint}")
-    path = run or checkpoint
-    if path is None:
+    name = run or checkpoint
+    if name is None:
         raise UsageError("expected a run directory, found none; `rl-training runs` lists them")
-    return path
+    from rl_training.runtime.zoo import find_agent
+
+    return find_agent(name)
 
 
 def _introduce(config: TrainConfig, seeds: str | None) -> None:

@@ -51,6 +51,7 @@ _HOMES: dict[str, dict[str, tuple[str, ...]]] = {
         "runtime.spec": ("AlgorithmSpec",),
         "runtime.spec_table": ("register",),
         "tools.q_bias": ("QBias",),
+        "tools.video": ("Video",),
     },
     "rl_training.api": {
         "api.managed": ("ManagedAlgorithm", "algorithm_class", "load"),

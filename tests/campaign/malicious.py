@@ -120,8 +120,8 @@ def made(name: str, **attributes: Any) -> dict[str, Any]:
     return {"object": name, "attributes": attributes}
 
 
-ENV = ("eval", "resume", "evaluate", "evidence")  # what builds the environment
-ALL = ("predict", "eval", "resume", "load", "evaluate", "evidence")
+ENV = ("eval", "resume", "evaluate", "evidence", "video")  # what builds the environment
+ALL = ("predict", "eval", "resume", "load", "evaluate", "evidence", "video")
 RESUME = ("resume", "evidence")
 COMMAND = {"command": "touch CANARY"}
 CASES: dict[str, Case] = {
@@ -178,6 +178,7 @@ COMMANDS: dict[str, list[str]] = {
     "eval": ["eval", "--checkpoint", "RUN", "--episodes", "1"],
     "resume": ["resume", "--checkpoint", "RUN"],
     "predict": ["predict", "--checkpoint", "RUN", "--observation", OBSERVATION],
+    "video": ["video", "--checkpoint", "RUN", "--out", "RUN/a.gif", "--max-steps", "3"],
     "list": ["list", "RUN"],
     "seeds": [],
     "evidence": [],

@@ -50,6 +50,7 @@ class Optimizer(Stateful):
     """
 
     state_fields = ("_mean", "_square", "_steps")
+    acts = False
 
     def __init__(
         self,
@@ -261,6 +262,7 @@ class TargetNetwork(Stateful):
     """
 
     state_fields: ClassVar[tuple[str, ...]] = ("module", "intervals_passed")
+    acts: ClassVar[bool] = False
     state_counts: ClassVar[tuple[str, ...]] = ("intervals_passed",)
 
     def __init__(self, source: Optimizer, *, tau: float, interval: int | None = None) -> None:
@@ -310,6 +312,7 @@ class AveragedNetwork(TargetNetwork):
     """
 
     state_fields: ClassVar[tuple[str, ...]] = ("updates",)
+    acts: ClassVar[bool] = True
     state_counts: ClassVar[tuple[str, ...]] = ("updates",)
 
     def __init__(self, source: Optimizer, *, decay: float) -> None:

@@ -50,11 +50,16 @@ from rl_training.runtime.spec_table import register, saved_algorithm
 from rl_training.runtime.training_run import evaluation_seed
 from rl_training.runtime.trust import trusted
 from rl_training.runtime.warm_start import WarmStart
+from rl_training.runtime.zoo import find_agent
 from rl_training.storage.checkpoints import Checkpoint, retry_if_pruned, write_checkpoint
 from rl_training.storage.files import save_error, with_retries
 from rl_training.storage.manifest import MANIFEST_NAME
 from rl_training.storage.runs import CHECKPOINTS_DIR_NAME
 from rl_training.tools.explain import Explanation, check_path, explain, write_picture
+
+if TYPE_CHECKING:
+    from rl_training.tools.frames import Playback, Recorder
+    from rl_training.tools.video import Recording
 
 
 class ManagedAlgorithm:
@@ -174,7 +179,7 @@ class ManagedAlgorithm:
         trust: bool = False,
         **others: object,
     ) -> Self:
-        """From a run directory or checkpoint.
+        """From a run directory or checkpoint, or by name: an agent that comes with the package.
 
         An environment, arguments of it, wrappers or a network that were given as objects no import
         path leads to are passed again; `env_kwargs` need hold only those. So are those that the run
@@ -183,12 +188,11 @@ class ManagedAlgorithm:
         given. The run may still be going on.
         """
         _refuse_unknown(cls.load, others)
-        _refuse_file(Path(path))
+        path = find_agent(path)
+        _refuse_file(path)
         given = {"env_id": env, "eval_env": eval_env, "wrappers": wrappers, "device": device}
         changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-        return retry_if_pruned(
-            lambda: cls._load(Path(path), best, trust, changes, env_kwargs, network)
-        )
+        return retry_if_pruned(lambda: cls._load(path, best, trust, changes, env_kwargs, network))
 
     @classmethod
     def _load(
@@ -355,6 +359,39 @@ class ManagedAlgorithm:
         """The numbers that `explain` draws; printed, they are a table."""
         return explain(self._current_agent(), obs, action_mask)
 
+    def record(
+        self,
+        path: str | Path,
+        *,
+        episodes: int = 1,
+        seed: int | None = None,
+        max_steps: int = 3_000,
+        overlay: bool = True,
+    ) -> Recording:
+        """Write a video of episodes: .mp4 with the `video` extra, .webp or .gif without.
+
+        The agent acts greedily, in the first episodes of its run's evaluation unless a seed is
+        given, for `max_steps` steps in all at most. The overlay has step, reward and return, and
+        the values of the actions where they are learned.
+        """
+        for name, count in (("episodes", episodes), ("max_steps", max_steps)):
+            if type(count) is not int or count < 1:
+                raise UsageError(f"{name}: expected a whole number from 1 on, found {count!r}")
+        from rl_training.tools.frames import Playback
+        from rl_training.tools.video import record_video
+
+        playback = Playback(episodes, seed, max_steps, overlay)
+        refuse_unserialized(self.config, *ENVIRONMENT_KEYS)
+        with threads(self.config):
+            return record_video(self._current_agent(), self.config, Path(path), playback)
+
+    def recorder(self, playback: Playback) -> Recorder:
+        """What plays the agent's episodes and renders them, frame by frame."""
+        from rl_training.tools.frames import Recorder
+
+        refuse_unserialized(self.config, *ENVIRONMENT_KEYS)
+        return Recorder(self._current_agent(), self.config, playback)
+
     def save(self, path: str | Path, *, overwrite: bool = False, **others: object) -> Path:
         """Write the agent to a directory; one that is there must be an agent to `overwrite`.
 
@@ -515,11 +552,12 @@ def algorithm_class(algo: AlgorithmSpec | str) -> type[ManagedAlgorithm]:
 
 
 def load(path: str | Path, env: object = None, **arguments: Any) -> ManagedAlgorithm:
-    """The agent in a run directory or checkpoint, whatever its algorithm.
+    """The agent in a run directory or checkpoint, or one that comes with the package, by its name.
 
-    The arguments are those of the managed classes' `load`.
+    Whatever its algorithm is. The arguments are those of the managed classes' `load`.
     """
-    _refuse_file(Path(path))
+    path = find_agent(path)
+    _refuse_file(path)
     best, trust = (bool(arguments.get(name)) for name in ("best", "trust"))
     _, config = open_checkpoint(path, best=best, trust=trust)
     return managed_class(get_spec(config.algo)).load(path, env, **arguments)

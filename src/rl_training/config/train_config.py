@@ -181,7 +181,7 @@ class TrainConfig(ConfigModel):
         "dimension; by default the environment's attribute action_names, if it has one",
     )
     callbacks: tuple[CallbackName, ...] = Field(
-        (), description="callbacks of the run: QBias, StopOnReturn, or package.module:Class"
+        (), description="callbacks of the run: QBias, StopOnReturn, Video, or package.module:Class"
     )
     normalize_observations: bool = Field(
         False, description="to mean 0 and standard deviation 1, by running statistics"

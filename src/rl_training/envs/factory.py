@@ -7,6 +7,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from ctypes.util import find_library
 from functools import partial
 from types import MappingProxyType, ModuleType
 from typing import Any, TypeAlias, TypeVar
@@ -249,7 +250,7 @@ def _make_native(env_id: str, num_envs: int, kwargs: Mapping[str, Any]) -> Vecto
 
 def _made(env_id: str, kwargs: Mapping[str, Any], make: Callable[[], T]) -> T:
     if kwargs.get("render_mode") == "rgb_array":
-        _render_without_a_screen()
+        _render_without_a_screen(env_id)
     if env_id not in gym.registry:
         _find(env_id)
     try:
@@ -298,13 +299,25 @@ def _build_error(name: str, error: BaseException) -> EnvError:
     return EnvError(f"{name} could not be built: {type(error).__name__}: {error}")
 
 
-def _render_without_a_screen() -> None:
-    """Have MuJoCo and pygame draw into memory where no screen is connected."""
+def has_screen() -> bool:
+    """Whether a screen is connected, as far as the environment variables tell."""
     screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    if sys.platform == "linux" and not screen:
+    return sys.platform != "linux" or bool(screen)
+
+
+def _has_only_osmesa(env_id: str) -> bool:
+    spec = gym.registry.get(env_id)
+    uses_mujoco = "mujoco" in str(spec and spec.entry_point) or env_id.startswith("dm_control/")
+    # Looking for a library takes a process, so only where one is needed.
+    return uses_mujoco and not find_library("EGL") and bool(find_library("OSMesa"))
+
+
+def _render_without_a_screen(env_id: str) -> None:
+    """Have MuJoCo and pygame draw into memory where no screen is connected."""
+    if not has_screen():
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         if "MUJOCO_GL" not in os.environ:
-            os.environ["MUJOCO_GL"] = "egl"
+            os.environ["MUJOCO_GL"] = "osmesa" if _has_only_osmesa(env_id) else "egl"
             # Gymnasium may have imported dm_control already, which chose a window then.
             if "dm_control._render" in sys.modules:
                 importlib.reload(sys.modules["dm_control._render"])

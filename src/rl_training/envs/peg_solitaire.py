@@ -10,6 +10,8 @@ from gymnasium.spaces import Box, Discrete
 
 PEG_ID = "PegSolitaire-v0"
 
+_SIDE = 320  # pixels of an image
+_BOARD, _PEG, _HOLE = (58, 45, 36), (236, 180, 92), (28, 21, 17)
 _DIRECTIONS = ((0, 1), (1, 0), (1, 1), (0, -1), (-1, 0), (-1, -1))
 
 
@@ -29,7 +31,7 @@ class PegSolitaire(gym.Env[np.ndarray, np.int64]):
     nothing. `info["action_mask"]` has the legal jumps.
     """
 
-    metadata = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 - as Gymnasium has it
+    metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 2}  # noqa: RUF012 - as Gymnasium has it
 
     def __init__(self, rows: int = 5, render_mode: str | None = None) -> None:
         if not 3 <= rows <= 10:
@@ -73,13 +75,29 @@ class PegSolitaire(gym.Env[np.ndarray, np.int64]):
         return possible
 
     def render(self) -> Any:
-        """The triangle, with a dot for an empty hole."""
+        """The triangle: as text, with a dot for an empty hole, or as an image."""
+        if self.render_mode == "rgb_array":
+            return self._image()
         lines, first = [], 0
         for row in range(self.rows):
             marks = ("o" if peg else "." for peg in self.pegs[first : first + row + 1])
             lines.append(" " * (self.rows - 1 - row) + " ".join(marks))
             first += row + 1
         return "\n".join(lines)
+
+    def _image(self) -> np.ndarray:
+        image = np.full((_SIDE, _SIDE, 3), _BOARD, np.uint8)
+        spacing = _SIDE / (self.rows + 1)
+        y, x = np.mgrid[:_SIDE, :_SIDE]
+        hole = 0
+        for row in range(self.rows):
+            for column in range(row + 1):
+                across = _SIDE / 2 + (column - row / 2) * spacing
+                distance = np.hypot(y - (row + 1) * spacing, x - across)
+                peg = self.pegs[hole]
+                image[distance < (0.38 if peg else 0.18) * spacing] = _PEG if peg else _HOLE
+                hole += 1
+        return image
 
     def _with_hole(self, hole: int) -> np.ndarray:
         self.pegs[:] = True

@@ -250,7 +250,7 @@ class OneOfVector(gym.Env[Any, Any]):
         self._venv = venv
         self.observation_space = venv.single_observation_space
         self.action_space = venv.single_action_space
-        self.spec, self.render_mode = venv.spec, venv.render_mode
+        self.spec, self.render_mode, self.metadata = venv.spec, venv.render_mode, venv.metadata
         self.stacked_frames = frames_of_native(venv)
 
     def reset(

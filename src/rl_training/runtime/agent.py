@@ -31,6 +31,7 @@ from rl_training.errors import (
     described,
 )
 from rl_training.runtime.compatibility import check_spaces
+from rl_training.runtime.policy import completed, policy_state
 from rl_training.runtime.saved_info import saved_info
 from rl_training.runtime.seeding import derive_seed
 from rl_training.runtime.spec import AlgorithmSpec
@@ -166,6 +167,12 @@ class Agent:
         }
         return {"agent": agent, "spaces": spaces}
 
+    def policy_parts(self) -> dict[str, Any]:
+        """The same without what only learning needs, which is most of it."""
+        parts = self.parts()
+        agent = {**parts["agent"], "algorithm": policy_state(self.algorithm)}
+        return {**parts, "agent": agent}
+
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take over a checkpoint's algorithm; its spaces must be this agent's."""
         observation, action, _, masked = _saved_spaces(checkpoint)
@@ -179,7 +186,10 @@ class Agent:
             )
         agent = checkpoint.read("agent")
         try:
-            self.algorithm.load_state_dict(agent["algorithm"])
+            saved = agent["algorithm"]
+            if not checkpoint.has("loop"):  # without which nobody goes on learning
+                saved = completed(self.algorithm, saved)
+            self.algorithm.load_state_dict(saved)
             self.normalizer.load_state_dict(agent["normalizer"])
         except CheckpointError as error:
             raise CheckpointError(f"{checkpoint.path}: agent: {error}") from error

@@ -80,10 +80,11 @@ class StopOnReturn(Callback):
             run.stop(f"evaluation return {evaluation.mean:.1f} reached {self.threshold:.1f}")
 
 
-# By import path: QBias knows algorithms, which nothing here may import.
+# By import path: QBias and Video know algorithms, which nothing here may import.
 PACKAGED = {
     "QBias": "rl_training.tools.q_bias:QBias",
     "StopOnReturn": "rl_training.runtime.callbacks:StopOnReturn",
+    "Video": "rl_training.tools.video:Video",
 }
 
 

@@ -1,6 +1,7 @@
 """The one way to play episodes with a policy, apart from the environments it is trained in.
 
-Evaluation and the measurement of Q bias consume its steps. Three other loops step environments for
+Evaluation and the measurement of Q bias consume its steps; a video also observes its environments.
+Three other loops step environments for
 a different purpose: the collector gathers transitions to learn from, the snapshot probe replays
 scripted actions to compare answers bitwise, and doctor's random play checks raw answers before
 anything about the environment can be assumed.
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import gymnasium as gym
 import numpy as np
@@ -19,7 +20,7 @@ from rl_training.data.types import PolicyState
 from rl_training.envs import masks
 from rl_training.envs.contract import answer_problem
 from rl_training.envs.spaces import SpaceAdapter
-from rl_training.errors import EnvError, NonFiniteError, safe_text
+from rl_training.errors import EnvError, NonFiniteError, RLTrainingError, safe_text
 from rl_training.runtime.collector import Act, MaskedAct, close_or_warn
 from rl_training.runtime.process import EnvCalls
 from rl_training.runtime.seeding import derive_seed
@@ -44,6 +45,11 @@ class EpisodeStep(NamedTuple):
     truncated: bool
 
 
+Observer: TypeAlias = Callable[[gym.Env[Any, Any], np.ndarray, EpisodeStep | None], None]
+"""Called after each reset (None) and step with the environment, to render it, and the encoded
+observation."""
+
+
 class EpisodePlayer:
     """Plays numbered episodes in a few environments side by side, a row of a batch each.
 
@@ -62,12 +68,14 @@ class EpisodePlayer:
         rows: int = 10,
         max_steps: int | None = None,
         calls: EnvCalls | None = None,
+        observer: Observer | None = None,
     ) -> None:
         self._make_env = make_env
         self._adapter = adapter
         self._rows = rows
         self._max_steps = max_steps
         self._calls = calls or EnvCalls()
+        self._observer = observer
         self._warned = False
         self._masked = adapter.spec.masked
         # The first is made now: what cannot be built is refused before an hour of training.
@@ -110,6 +118,7 @@ class EpisodePlayer:
                 lengths[row] += 1
                 if lengths[row] == self._max_steps and not step.terminated:
                     step = self._cut(step)
+                self._observe(row, obs[row], step.episode, seed, step)
                 steps.append(step)
                 if step.terminated or step.truncated:
                     lengths[row] = 0
@@ -155,6 +164,7 @@ class EpisodePlayer:
             raise self._env_error("reset", error, episode, seed, answer) from error
         finally:
             self._calls.leave()
+        self._observe(row, first_obs, episode, seed, None)
         # An agent that was not trained yet does not know whether there are masks.
         self._masked |= self._adapter.spec.maskable and masks.KEY in info
         self._take_mask(row, "reset", info, episode, seed)
@@ -180,6 +190,21 @@ class EpisodePlayer:
         if not (step.terminated or step.truncated):
             self._take_mask(row, "step", info, episode, seed)
         return self._finite_obs(next_obs), step
+
+    def _observe(
+        self, row: int, obs: np.ndarray, episode: int, seed: int, step: EpisodeStep | None
+    ) -> None:
+        if self._observer is None:
+            return
+        self._calls.enter()
+        try:
+            self._observer(self._envs[row], obs, step)
+        except (RLTrainingError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise self._env_error("render", error, episode, seed, None) from error
+        finally:
+            self._calls.leave()
 
     def _finite_obs(self, obs: np.ndarray) -> np.ndarray:
         self._finite("observation", self._adapter.spec.floats(obs))

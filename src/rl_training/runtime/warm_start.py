@@ -11,7 +11,6 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -24,6 +23,7 @@ from rl_training.errors import CheckpointError, ConfigError, RLTrainingError
 from rl_training.runtime.agent import Agent, saved_adapter
 from rl_training.runtime.assembly import Components
 from rl_training.runtime.saved_info import saved_info
+from rl_training.runtime.zoo import find_agent
 from rl_training.storage.checkpoints import Checkpoint, find_checkpoint
 from rl_training.storage.state import Stateful, load_into
 
@@ -63,7 +63,7 @@ class WarmStart:
             return None
         needed = ["agent", "spaces", *(["replay"] if "replay" in config.init_parts else [])]
         with _named(config.init_from):
-            checkpoint = find_checkpoint(Path(config.init_from), parts=needed)
+            checkpoint = find_checkpoint(find_agent(config.init_from), parts=needed)
         return cls(checkpoint, config.init_parts, config.to_plain()["algo_kwargs"])
 
     def into_agent(self, agent: Agent) -> None:

@@ -64,6 +64,8 @@ class Stateful:
 
     state_fields: ClassVar[tuple[str, ...]] = ()
     state_counts: ClassVar[tuple[str, ...]] = ()
+    acts: ClassVar[bool] = True
+    """False for a part of an algorithm that only learning needs, such as an optimiser."""
     _state_attributes: ClassVar[dict[str, str]] = {}  # by key, the fields of the bases first
     _counts: ClassVar[frozenset[str]] = frozenset()
 

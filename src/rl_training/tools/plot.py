@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,20 +11,18 @@ from rl_training.storage.runs import printable, slug
 from rl_training.tools.charts import Chart
 from rl_training.tools.curves import RETURN, Axis, Results, chart_of, read_results
 from rl_training.tools.plotting import chart_picture
+from rl_training.tools.report.page import MARKER, figure, render
 
 PICTURES = ("png", "svg", "pdf")
 PAGES = ("html",)
-MARK = "made by rl-training"
-"""In every page, so that it can be told from a page that somebody wrote."""
 
 _SIGNATURES = {
     "png": b"\x89PNG\r\n\x1a\n",
     "svg": b"<svg",
     "pdf": b"%PDF-",
-    "html": MARK.encode(),
+    "html": MARKER.encode(),
 }
 _BYTES_OF_SIGNATURE = 1_000
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def plot(
@@ -55,25 +52,8 @@ def axis_of(name: str) -> Axis:
 
 
 def page(chart: Chart) -> str:
-    """One page that needs nothing else: the chart as SVG. No script runs in it."""
-    title, note = html.escape(chart.title), html.escape(chart.note)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta name="generator" content="{MARK}">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title}</title>\n"
-        "<style>body { margin: 1rem auto; max-width: 60rem; font-family: sans-serif } "
-        "svg { width: 100%; height: auto }</style>\n</head>\n<body>\n"
-        f'<figure role="img" aria-label="{title}. {note}">\n{svg_of(chart)}\n</figure>\n'
-        "</body>\n</html>\n"
-    )
-
-
-def svg_of(chart: Chart) -> str:
-    """The chart as an element of a page."""
-    text = chart_picture(chart, "svg").decode()
-    return text[text.index("<svg") :]  # without the declaration of a file
+    """One page that needs nothing else, as a report does, with the chart in it."""
+    return render(chart.title, (), [figure(chart)])
 
 
 def default_path(results: Sequence[Results], kind: str = "png", *, word: str = "") -> Path:

@@ -156,6 +156,12 @@ class Card(ConfigModel):
         """The mean return of each seed's final policy."""
         return [record.return_mean for record in self.seeds]
 
+    @property
+    def median_seed(self) -> int:
+        """The seed of the median return: of an even number, the lower of the middle two."""
+        ordered = sorted(self.seeds, key=lambda record: (record.return_mean, record.seed))
+        return ordered[(len(ordered) - 1) // 2].seed
+
     def failed(self, seeds: Sequence[SeedRecord] | None = None) -> int | None:
         """How many seeds failed, its own by default; None if it does not say what a failure is."""
         if self.failure_below is None:

@@ -40,6 +40,7 @@ from rl_training.tools.evidence.seeds import (
     train_seeds,
 )
 from rl_training.tools.plotting import require_matplotlib
+from rl_training.tools.zoo import ZOO, write_policy
 
 DEFAULT_SEEDS = "0-4"
 RELATIVE_TOLERANCE = 0.05
@@ -93,10 +94,10 @@ def make_card(
     fresh: bool = False,
     report: Report = print,
 ) -> Path:
-    """Run what is left of a card's seeds and write the card and its picture; returns its path.
+    """Run what is left of a card's seeds; write the card, its picture and the median's policy.
 
-    The seeds' runs stay under `runs`/evidence, so the same call continues them: finished seeds
-    are kept, interrupted ones resumed. `fresh` discards them first.
+    Gives the card's path. The seeds' runs stay under `runs`/evidence, so the same call continues
+    them: finished seeds are kept, interrupted ones resumed. `fresh` discards them first.
     """
     require_matplotlib()
     subject = _subject(name, seeds, settings, default=output is None)
@@ -105,9 +106,11 @@ def make_card(
     config = subject.config.with_changes(output_dir=str(runs / "evidence"), run_name=None)
     manager = ExperimentManager(config, subject.seeds, jobs=jobs, report=report)
     report(f"{subject.name}: the seeds run in {manager.directory}")
-    card = _card(subject, train_seeds(manager, fresh=fresh))
+    trained = train_seeds(manager, fresh=fresh)
+    card = _card(subject, trained)
     write_card(path, card)
     draw_card(card, path.with_suffix(".png"))
+    write_policy(card, trained, None if output is None else output / ZOO, report)
     return path
 
 

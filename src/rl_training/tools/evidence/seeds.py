@@ -68,6 +68,7 @@ class TrainedSeeds:
     records: tuple[SeedRecord, ...]
     date: str
     machine: Machine
+    run_dirs: dict[int, Path]
 
 
 def card_configuration(config: TrainConfig) -> dict[str, Any]:
@@ -84,10 +85,13 @@ def figures_over(returns: Sequence[float]) -> Figures:
     )
 
 
-def train_seeds(manager: ExperimentManager, *, fresh: bool) -> TrainedSeeds:
+def train_seeds(
+    manager: ExperimentManager, *, fresh: bool, renewal: str = "--fresh"
+) -> TrainedSeeds:
     """Run what is left of an experiment, or with `fresh` all of it.
 
-    Seeds that another commit or other versions trained are kept, and reported as such.
+    Seeds that another commit or other versions trained are kept, and reported as such, with the
+    option or command that trains them anew.
     """
     if fresh:
         _discard(manager.directory)
@@ -105,11 +109,12 @@ def train_seeds(manager: ExperimentManager, *, fresh: bool) -> TrainedSeeds:
         if changed := [f"{k} {v}" for k, v in was.items() if now.get(k) != v]:
             manager.report(
                 f"seed {record.seed}: trained with {', '.join(changed)}; this is now "
-                f"{', '.join(f'{k} {v}' for k, v in now.items() if was.get(k) != v)}. --fresh "
+                f"{', '.join(f'{k} {v}' for k, v in now.items() if was.get(k) != v)}. {renewal} "
                 "trains all seeds anew"
             )
     latest = max(session.started_at for session in sessions)
-    return TrainedSeeds(records, latest[:10], _machine_of(sessions))
+    run_dirs = {seed.seed: _directory(seed) for seed in result.seeds}
+    return TrainedSeeds(records, latest[:10], _machine_of(sessions), run_dirs)
 
 
 def _refuse_unfinished(result: ExperimentResult) -> None:

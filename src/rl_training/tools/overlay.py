@@ -1,0 +1,132 @@
+"""Frames as pictures, with what there is to say below: step, reward, return, values of actions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from rl_training.tools.frames import Frame
+
+LEAST_SIDE, MOST_SIDE = 320, 600
+"""Pixels: smaller pictures are enlarged by a whole number, larger ones reduced."""
+MOST_ACTIONS = 8
+"""Of more, the best are shown."""
+
+_MARGIN, _LINE, _BAR_HEIGHT, _FONT_SIZE = 10, 20, 10, 13
+_MOST_LABEL, _NUMBER_WIDTH, _GAP = 96, 62, 8
+_GROUND, _TEXT, _FAINT, _TRACK = "#14181f", "#e8edf2", "#8a96a5", "#232b35"
+_BAR, _BEST = "#48617c", "#4ea1ff"
+_FADING = 0.97
+"""Of the largest difference of late, what is left of it after a frame."""
+
+
+class Painter:
+    """Makes pictures of one even size of an agent's frames; with `overlay`, text below them.
+
+    The bar of an action shows by how much its value is above that of the worst legal one, on a
+    scale that follows the largest such difference of late. The values themselves, at the right,
+    often differ by little of their size.
+    """
+
+    def __init__(self, actions: Sequence[str], *, overlay: bool = True) -> None:
+        self._actions = [_shortened(name, _MOST_LABEL) for name in actions]
+        self._label_width = max((_width(name) for name in self._actions), default=0)
+        self._overlay = overlay
+        self._rows: int | None = None  # of values, as many as the first frame has
+        self._size: tuple[int, int] | None = None
+        self._spread = 0.0
+
+    def paint(self, frame: Frame) -> Image.Image:
+        """The picture of a frame."""
+        picture = _scaled(frame.image)
+        if self._overlay:
+            picture = self._with_text(picture, frame)
+        if self._size is None:  # H.264 takes even sizes only
+            self._size = picture.width + picture.width % 2, picture.height + picture.height % 2
+        if picture.size == self._size:
+            return picture
+        canvas = Image.new("RGB", self._size, _GROUND)
+        canvas.paste(picture)
+        return canvas
+
+    def _with_text(self, picture: Image.Image, frame: Frame) -> Image.Image:
+        if self._rows is None:
+            count = 0 if frame.values is None else len(frame.values)
+            self._rows = min(count, MOST_ACTIONS)
+        height = 2 * _MARGIN + _LINE * (1 + self._rows) - _LINE // 4
+        joined = Image.new("RGB", (picture.width, picture.height + height), _GROUND)
+        joined.paste(picture)
+        draw, top = ImageDraw.Draw(joined), picture.height + _MARGIN
+        self._draw_facts(draw, frame, top, picture.width)
+        if frame.values is not None:
+            self._draw_values(draw, frame.values, top + _LINE, picture.width)
+        return joined
+
+    @staticmethod
+    def _draw_facts(draw: ImageDraw.ImageDraw, frame: Frame, top: int, width: int) -> None:
+        facts = {
+            "episode": f"{frame.episode}",
+            "step": f"{frame.steps:,}",
+            "reward": f"{frame.reward:.3g}",
+            "return": f"{frame.episode_return:,.1f}",
+        }
+        column = (width - 2 * _MARGIN) / len(facts)
+        for index, (name, value) in enumerate(facts.items()):
+            left = _MARGIN + index * column
+            draw.text((left, top), name, _FAINT, _font())
+            draw.text((left + _width(f"{name} "), top), value, _TEXT, _font())
+
+    def _draw_values(
+        self, draw: ImageDraw.ImageDraw, values: np.ndarray, top: int, width: int
+    ) -> None:
+        lowest, best = np.nanmin(values), int(np.nanargmax(values))
+        self._spread = max(float(values[best] - lowest), self._spread * _FADING, 1e-6)
+        shown = np.arange(len(values))
+        if len(values) > MOST_ACTIONS:
+            legal = np.flatnonzero(~np.isnan(values))
+            shown = np.sort(legal[np.argsort(-values[legal], kind="stable")[:MOST_ACTIONS]])
+        left, right = _MARGIN + self._label_width + _GAP, width - _MARGIN - _NUMBER_WIDTH
+        for row, action in enumerate(shown.tolist()):
+            value, line = float(values[action]), top + row * _LINE
+            color = _TEXT if action == best else _FAINT
+            draw.text((_MARGIN, line), self._actions[action], color, _font())
+            bar = line + (_LINE - _BAR_HEIGHT) // 2
+            draw.rectangle((left, bar, right, bar + _BAR_HEIGHT), _TRACK)
+            if math.isnan(value):
+                continue
+            length = 2 + (right - left - 2) * (value - lowest) / self._spread
+            fill = _BEST if action == best else _BAR
+            draw.rectangle((left, bar, left + length, bar + _BAR_HEIGHT), fill)
+            text = f"{value:.4g}" if abs(value) >= 1 else f"{value:.3f}"
+            draw.text((width - _MARGIN - _width(text), line), text, color, _font())
+
+
+def _scaled(image: np.ndarray) -> Image.Image:
+    picture, side = Image.fromarray(image), max(image.shape[:2])
+    if side < LEAST_SIDE:
+        factor = math.ceil(LEAST_SIDE / side)
+        size = picture.width * factor, picture.height * factor
+        return picture.resize(size, Image.Resampling.NEAREST)
+    if side > MOST_SIDE:
+        size = tuple(max(1, round(n * MOST_SIDE / side)) for n in picture.size)
+        return picture.resize(size, Image.Resampling.LANCZOS)
+    return picture
+
+
+def _shortened(text: str, width: int) -> str:
+    while text and _width(text) > width:
+        text = text[:-1]
+    return text
+
+
+def _width(text: str) -> float:
+    return _font().getlength(text)
+
+
+@cache
+def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(_FONT_SIZE)
