@@ -35,9 +35,8 @@ from rl_training.exports import EXPORTS
 from rl_training.runtime.compatibility import in_plain_words
 from rl_training.runtime.spec import AlgorithmSpec
 from rl_training.runtime.spec_table import packaged_specs
-from rl_training.tools.compare import tables
 from rl_training.tools.comparison import compare
-from rl_training.tools.curves import read_results
+from rl_training.tools.comparison_output import tables
 from rl_training.tools.evidence.card import (
     Card,
     Figures,
@@ -51,6 +50,7 @@ from rl_training.tools.evidence.seeds import figures_over
 from rl_training.tools.evidence.tasks import TaskFigure, draw_task, is_task_drawn, task_figures
 from rl_training.tools.plot import default_path
 from rl_training.tools.plotting import paper_name
+from rl_training.tools.results import read_results
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the benchmarks are no part of the installed package
@@ -496,7 +496,7 @@ def compared(*names: str) -> str:
     results = read_results([CARDS / f"{name}.json" for name in names])
     comparison = compare(results)
     lines = [f"$ rl-training compare {' '.join(names)}", tables(comparison)]
-    lines += [f"picture: {default_path(results, word='compare')}", *comparison.sentences]
+    lines += [f"picture: {default_path(results, prefix='compare')}", *comparison.sentences]
     return "\n".join(["```", *lines, "```"])
 
 

@@ -14,9 +14,9 @@ import pytest
 from result_files import evaluation, write_experiment, write_run
 from rl_training.errors import RLTrainingError
 from rl_training.tools.charts import Curve
-from rl_training.tools.curves import Results, SeedCurve, chart_of, read_results
+from rl_training.tools.curves import chart_of, interpolated, shared_points
 from rl_training.tools.evidence.card import write_card
-from rl_training.tools.lines import interpolated, shared_points
+from rl_training.tools.results import Results, SeedCurve, read_results
 from test_evidence_card import make_card
 
 SAC_ON_CHAIN = {"algo": "sac", "env_id": "Chain-v0"}
@@ -157,7 +157,7 @@ def test_what_cannot_be_read_is_named_with_what_to_do(tmp_path: Path) -> None:
     tagged = write_run(tmp_path / "tagged", [])
     (tagged / "config.yaml").write_text("algo: !!python/object/apply:os.system [true]\n")
     for path, message in (
-        (tmp_path / "none", "is no directory and no card"),
+        (tmp_path / "none", "is neither a directory nor a card"),
         (Path("dqn/cartpol"), "did you mean 'dqn/cartpole'"),
         (tmp_path / "empty", "holds no run"),
         (run, "holds no metrics yet"),
@@ -242,7 +242,7 @@ def test_many_seeds_beside_another_result_are_not_drawn_singly(tmp_path: Path) -
 def test_reading_results_needs_no_torch_and_no_matplotlib() -> None:
     code = (
         "import sys\n"
-        "import rl_training.tools.compare, rl_training.tools.comparison, rl_training.tools.plot\n"
+        "import rl_training.tools.comparison_output, rl_training.tools.plot\n"
         "print({'torch', 'matplotlib', 'scipy'} & set(sys.modules))"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -17,12 +17,12 @@ from rl_training.cli import app
 from rl_training.errors import RLTrainingError
 from rl_training.experiment.statistics import Estimate
 from rl_training.tools.charts import Chart, Curve, Rule
-from rl_training.tools.compare import number, short
 from rl_training.tools.comparison import Comparison, compare
-from rl_training.tools.curves import read_results
+from rl_training.tools.comparison_output import number, short
 from rl_training.tools.evidence.card import write_card
 from rl_training.tools.evidence.tasks import draw_task, is_task_drawn, task_figures
 from rl_training.tools.report.page import content_security_policy
+from rl_training.tools.results import read_results
 from test_evidence_card import make_card
 
 LOW, HIGH = [1.0, 2.0, 3.0, 4.0, 5.0], [6.0, 7.0, 8.0, 9.0, 10.0]
@@ -85,9 +85,7 @@ def test_three_seeds_each_never_suffice(tmp_path: Path) -> None:
     ppo = write_experiment(tmp_path / "ppo", HIGH[:3], algo="ppo")
     comparison = compared(dqn, ppo)
     assert comparison.sentences == ("three seeds do not tell ppo and dqn apart; about 4 would",)
-    assert comparison.notes == (
-        "fewer than 4 seeds of dqn and ppo: an interval over so few says little",
-    )
+    assert comparison.notes == ("fewer than 4 seeds of dqn and ppo: their intervals say little",)
     assert comparison.tasks[0].profiles[0].low == ()
 
 

@@ -196,14 +196,14 @@ def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
     with RunLock(run):
         text = words(report(run))
     assert "running" in text
-    assert "The run goes on" in text
+    assert "The run is still live" in text
     assert "evaluation return at step 8,000, the latest so far" in text
 
 
 def test_an_interrupted_run_says_how_far_it_came_and_how_to_go_on(tmp_path: Path) -> None:
     summary = {"status": "interrupted", "global_step": 5000}
     text = words(report(write_run(tmp_path / "run", summary=summary)))
-    assert "The run was interrupted and saved; rl-training resume goes on with it." in text
+    assert "The run was interrupted and saved; rl-training resume continues it." in text
     assert "environment steps of 8,000 5,000" in text
 
 

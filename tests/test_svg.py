@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from rl_training.tools.charts import Chart, Curve, Rule
 from rl_training.tools.markup import Markup, element, escape, join
 from rl_training.tools.svg import (
+    downsample,
     draw_chart,
     draw_histogram,
     nice_ticks,
-    thin,
     tick_labels,
     value_axis,
 )
@@ -147,7 +147,7 @@ def test_thinning_keeps_ends_and_peaks() -> None:
     x = [float(i) for i in range(10_000)]
     y = [math.sin(i / 500) for i in range(10_000)]
     y[1234], y[8765] = 50.0, -50.0
-    kept = thin(x, y, 100)
+    kept = downsample(x, y, 100)
     assert len(kept) <= 100
     assert kept[0] == 0
     assert kept[-1] == 9_999

@@ -82,7 +82,7 @@ AutoResumeOption = Annotated[
     bool,
     typer.Option(
         "--auto-resume",
-        help="Go on with what there is of the run, if anything, as --seeds always does.",
+        help="Continue the run if it exists, else start it, as --seeds always does.",
     ),
 ]
 SaveConfigOption = Annotated[
@@ -103,15 +103,16 @@ TrustOption = Annotated[
 ]
 EpisodesOption = Annotated[int, typer.Option("--episodes", min=1, help="Episodes to play.")]
 MaxStepsOption = Annotated[
-    int, typer.Option("--max-steps", min=1, help="Environment steps to show at most, in all.")
+    int,
+    typer.Option("--max-steps", min=1, help="Limit on environment steps, all episodes together."),
 ]
 EpisodeSeedOption = Annotated[
     int | None,
-    typer.Option("--seed", min=0, help="By default that of the run's evaluations."),
+    typer.Option("--seed", min=0, help="By default, that of the run's evaluations."),
 ]
 OverlayOption = Annotated[
     bool,
-    typer.Option(help="Show step, reward and return, and the values of actions that are learned."),
+    typer.Option(help="Show step, reward, return and learned action values."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
@@ -129,7 +130,7 @@ CardArgument = Annotated[
 ]
 JobsOption = Annotated[int, typer.Option("--jobs", min=1, help="How many seeds run at once.")]
 CardsOption = Annotated[
-    Path | None, typer.Option("--output", help="Directory of the cards [evidence].")
+    Path | None, typer.Option("--output", help="Directory of the cards; by default evidence.")
 ]
 RunsOption = Annotated[Path, typer.Option("--runs", help="Where the seeds' runs are kept.")]
 FreshOption = Annotated[
@@ -253,7 +254,7 @@ def evaluate(  # noqa: PLR0913, PLR0917 - the options of the command
     episodes: Annotated[int, typer.Option("--episodes", min=1, help="Episodes to play.")] = 100,
     seed: Annotated[
         int | None,
-        typer.Option("--seed", min=0, help="By default that of the run's evaluations."),
+        typer.Option("--seed", min=0, help="By default, that of the run's evaluations."),
     ] = None,
     best: BestOption = False,
     device: DeviceOption = None,
@@ -335,7 +336,9 @@ def predict(  # noqa: PLR0913, PLR0917 - the options of the command
     ] = False,
     explain: Annotated[
         Path | None,
-        typer.Option("--explain", help="Draw there what it makes of the observation; - prints it."),
+        typer.Option(
+            "--explain", help="Explain the action: draw it to this file, or print it with -."
+        ),
     ] = None,
     device: DeviceOption = None,
     trust: TrustOption = False,
@@ -364,10 +367,10 @@ def report(
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     debug: DebugOption = False,
 ) -> None:
-    """Write a page about a run, or about several side by side.
+    """Write an HTML report of a run, or of several side by side.
 
-    One HTML file with figures, curves, settings and history, which
-    needs no network and can be sent by mail.
+    One self-contained file with figures, curves, settings and history,
+    which can be sent by mail.
     """
     with _reported(debug):
         from rl_training.storage.runs import printable
@@ -416,7 +419,7 @@ def plot(
     x: Annotated[str, typer.Option("--x", help="steps, or time: seconds.")] = "steps",
     smooth: Annotated[
         int | None,
-        typer.Option("--smooth", min=1, max=100_000, help="Mean of that many latest points."),
+        typer.Option("--smooth", min=1, max=100_000, help="Moving average over N points."),
     ] = None,
     title: Annotated[str | None, typer.Option("--title", help="By default the task.")] = None,
     out: Annotated[
@@ -444,22 +447,24 @@ def compare(
     metric: MetricOption = None,
     threshold: Annotated[
         float | None,
-        typer.Option("--threshold", help="When each reached this; default: what all reach."),
+        typer.Option(
+            "--threshold", help="Count the steps to this value; by default, the lowest mean."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="A .png, .svg or .pdf file.")] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Compare experiments and cards, each with the first: figures and a sentence.
+    """Compare experiments and cards with the first: a table, a figure, a verdict.
 
     rl-training compare runs/dqn-CartPole-v1-seeds-58d6 ppo/cartpole
 
-    Interquartile means of the final returns and their difference,
-    probability of improvement, steps to a threshold, with 95 %
-    intervals, and a figure.
+    Interquartile means of the final returns and their differences,
+    probabilities of improvement and steps to a threshold, with 95 %
+    bootstrap intervals, and a figure.
     """
     with _reported(debug):
-        from rl_training.tools.compare import compare_paths
+        from rl_training.tools.comparison_output import compare_paths
 
         compare_paths(paths, metric=metric, threshold=threshold, out=out, as_json=as_json)
 
@@ -471,7 +476,7 @@ def video(  # noqa: PLR0913, PLR0917 - the options of the command
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", help="A .mp4 (video extra), .webp or .gif file [video.mp4 in the run]."
+            "--out", help="A .mp4 (video extra), .webp or .gif file; by default in the run."
         ),
     ] = None,
     episodes: EpisodesOption = 1,
@@ -488,9 +493,8 @@ def video(  # noqa: PLR0913, PLR0917 - the options of the command
     rl-training video dqn/cartpole --out agent.mp4
     """
     with _reported(debug):
-        from rl_training.tools.film import check_target
         from rl_training.tools.frames import Playback
-        from rl_training.tools.video import show_video
+        from rl_training.tools.video import check_target, show_video
 
         if out is not None:
             check_target(out)
@@ -582,7 +586,9 @@ def doctor(
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option("--seconds", min=0.01, max=3600, help="With --env: time to take [3]."),
+        typer.Option(
+            "--seconds", min=0.01, max=3600, help="With --env: time to take; by default 3."
+        ),
     ] = None,
     algo: Annotated[
         list[str] | None,
@@ -701,15 +707,15 @@ def reproduce_evidence(
 
 
 @evidence.command("policy")
-def make_policy_of_card(
+def write_policy_of_card(
     card: Annotated[str, typer.Argument(help="A card's name such as dqn/cartpole.")],
     output: Annotated[
-        Path | None, typer.Option("--output", help="Directory of the policies [zoo].")
+        Path | None, typer.Option("--output", help="Directory of the policies; by default zoo.")
     ] = None,
     runs: RunsOption = Path("runs"),
     debug: DebugOption = False,
 ) -> None:
-    """Write the policy of a card's median seed, which is trained if its run is not there."""
+    """Write the policy of a card's median seed, trained first if need be."""
     with _reported(debug):
         from rl_training.tools.zoo import make_policy
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import numbers
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -52,7 +51,7 @@ from rl_training.runtime.trust import trusted
 from rl_training.runtime.warm_start import WarmStart
 from rl_training.runtime.zoo import find_agent
 from rl_training.storage.checkpoints import Checkpoint, retry_if_pruned, write_checkpoint
-from rl_training.storage.files import save_error, with_retries
+from rl_training.storage.files import replace_directory
 from rl_training.storage.manifest import MANIFEST_NAME
 from rl_training.storage.runs import CHECKPOINTS_DIR_NAME
 from rl_training.tools.explain import Explanation, check_path, explain, write_picture
@@ -408,22 +407,14 @@ class ManagedAlgorithm:
                 )
             _refuse_to_replace(target)
 
-        def write() -> None:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=target.parent, prefix=".saving-") as folder:
-                if self._checkpoint is not None:
-                    source = Path(folder) / self._checkpoint.name
-                    shutil.copytree(self._checkpoint, source)
-                else:
-                    source = self._write_policy(Path(folder))
-                if target.exists():
-                    target.rename(Path(folder) / "replaced")
-                source.rename(target)
+        def write(folder: Path) -> Path:
+            if self._checkpoint is None:
+                return self._write_policy(folder)
+            copy = folder / self._checkpoint.name
+            shutil.copytree(self._checkpoint, copy)
+            return copy
 
-        try:
-            with_retries(write)
-        except OSError as error:
-            raise save_error(target, error) from error
+        replace_directory(target, write)
         return target
 
     def _train(

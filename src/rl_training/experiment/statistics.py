@@ -1,9 +1,9 @@
 """Statistics over seeds: interquartile means (Agarwal et al., 2021) and shares of failed seeds.
 
-Where two algorithms are compared, each is given as the values of its seeds, a sequence for each
-task. With one task that is the plain bootstrap; with several it is stratified: the seeds of each
-task are drawn anew, and every task counts the same. Everything random begins with the same seed,
-so that equal values give equal figures.
+Algorithms to be compared are given as the values of their seeds, a sequence for each task. The
+bootstrap is plain for one task and stratified for several: the seeds of each task are resampled
+separately, and every task has the same weight. Random numbers are seeded, so that equal values give
+equal figures.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 NORMAL_95 = 1.959963984540054  # the normal distribution's 97.5 % quantile
-
-
 RESAMPLES = 10_000
 SIGNIFICANCE, POWER = 0.05, 0.8
-"""How often two equal algorithms may be told apart, and two that differ should be."""
+"""Level and power of the test that tells two algorithms apart."""
 FEWEST_SEEDS, MAX_SEEDS_ADVISED = 4, 1_000
 """With three seeds each no test tells two algorithms apart at that level."""
 
@@ -104,7 +102,7 @@ def stratified_interquartile_mean(scores: Tasks) -> Estimate:
 
 
 def difference_of_interquartile_means(first: Tasks, second: Tasks) -> Estimate:
-    """How much higher the first is; the seeds of both are drawn anew, independently.
+    """How much higher the first is; the seeds of both are resampled independently.
 
     Over several tasks it is that of `stratified_interquartile_mean`.
     """
@@ -124,7 +122,7 @@ def probability_of_improvement(first: Tasks, second: Tasks) -> Estimate:
     for a, b in zip(first, second, strict=True):
         wins = _wins(np.asarray(a, float), np.asarray(b, float))
         values.append(wins.mean())
-        # How often each seed was drawn says all about a resample.
+        # A resample is given by how often each seed was drawn.
         drawn = [rng.multinomial(n, np.full(n, 1 / n), RESAMPLES) for n in wins.shape]
         draws.append(((drawn[0] @ wins) * drawn[1]).sum(axis=1) / wins.size)
     return _estimate(float(np.mean(values)), np.mean(draws, axis=0))
@@ -223,16 +221,16 @@ def steps_to_threshold(
 ) -> int | None:
     """The first step at which the value was at least the threshold; None if it never was.
 
-    It may have been reached earlier, after the measurement before.
+    It may have been reached any time since the previous measurement.
     """
     return next((at for at, value in zip(steps, values, strict=True) if value >= threshold), None)
 
 
 def median_steps(reached: Iterable[int | None]) -> Estimate:
-    """The median over seeds, with those that never reached the threshold later than all others.
+    """The median over seeds; those that never reached the threshold count as infinitely late.
 
-    Infinite where half of the seeds, or half of a resample's, never did: nothing is known but that
-    they would take longer than they had.
+    It is infinite if half of the seeds never did, and an end of its interval if half of a resample
+    never did: they would take longer than their budget.
     """
     at = np.array([math.inf if step is None else step for step in reached])
     draws = np.sort(at[np.random.default_rng(0).integers(0, len(at), (RESAMPLES, len(at)))])

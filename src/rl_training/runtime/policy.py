@@ -1,7 +1,7 @@
-"""The policy alone: what of an algorithm acts, apart from what only learning needs.
+"""The part of an algorithm's state that acting needs.
 
-Weights act, an average of them too. Optimisers, target networks, generators and counters are of use
-only to go on learning, and are several times as large.
+This is the weights and their moving average. Optimisers, target networks, generators and counters
+serve only to continue learning, and are several times as large.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def policy_state(live: Stateful) -> State:
 
 
 def completed(live: Stateful, saved: object) -> object:
-    """A state that `policy_state` may have given, with a new algorithm's parts for learning."""
+    """A state, with the parts that `policy_state` leaves out taken from a fresh algorithm."""
     if not isinstance(saved, dict):
         return saved
     fresh, state = live.state_dict(), dict(saved)
@@ -35,7 +35,7 @@ def completed(live: Stateful, saved: object) -> object:
 
 
 def _acts(part: object) -> bool:
-    """Whether acting needs a part; an optional one that is not there stays recorded as absent."""
+    """Whether acting needs a part; an optional part that is None is kept as None."""
     if isinstance(part, Stateful):
         inner = (inner for inner in part.state_parts().values() if inner is not None)
         return part.acts and any(map(_acts, inner))

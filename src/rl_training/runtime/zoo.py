@@ -1,4 +1,4 @@
-"""The agents that come with the package, and finding one: by its name, or any other by its path."""
+"""Finds agents: packaged ones by name, all others by path."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def policies_in(folder: Path) -> dict[str, Path]:
 
 
 def find_agent(source: str | Path) -> Path:
-    """Where an agent lies: of a packaged one by its name, of any other by its path.
+    """The directory of an agent: of a packaged one by its name, of any other by its path.
 
-    A text that is exactly the name of a packaged agent means that one wherever it is said, as names
-    of configurations and cards do: what lies in the current directory cannot take its place. A
-    directory of that name is `./dqn/cartpole`, or a Path.
+    A string that is the name of a packaged agent always means that agent, as with configurations
+    and cards: nothing in the current directory can take its place. A directory of that name is
+    `./dqn/cartpole`, or a Path.
     """
     path = Path(source)
     if isinstance(source, Path):

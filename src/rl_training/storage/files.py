@@ -16,6 +16,7 @@ import os
 import secrets
 import shutil
 import stat
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -237,6 +238,23 @@ def with_retries(action: Callable[[], T]) -> T:
                 raise
             time.sleep(delay)
     return action()
+
+
+def replace_directory(target: Path, write: Callable[[Path], Path]) -> None:
+    """Put the directory that `write` makes in a temporary folder at `target`, all or nothing."""
+
+    def write_and_rename() -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".saving-") as folder:
+            source = write(Path(folder))
+            if target.exists():
+                target.rename(Path(folder) / "replaced")
+            source.rename(target)
+
+    try:
+        with_retries(write_and_rename)
+    except OSError as error:
+        raise save_error(target, error) from error
 
 
 def save_error(path: Path, error: OSError, *, needed: int | None = None) -> SaveError:

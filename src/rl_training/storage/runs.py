@@ -464,6 +464,11 @@ def _seconds(started_at: object) -> float | None:
         return None
 
 
+def finite_number(value: object) -> float | None:
+    """A finite number of a plausible size; None for anything else that a file may hold."""
+    return _number(value, float)
+
+
 def _number(value: object, kind: type[N]) -> N | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None

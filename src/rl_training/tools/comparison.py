@@ -1,7 +1,7 @@
-"""How far results differ, as numbers and in a sentence; nothing here prints or draws.
+"""Statistical comparison of results, as numbers and a verdict; nothing here prints or draws.
 
-Every result is compared with the first one of its task: which one that is was decided before the
-figures were seen. Seeds without a final value are left out and named.
+Every result is compared with the first one of its task, which was chosen before the figures were
+seen. Seeds without a final value are left out and named.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from rl_training.experiment.statistics import (
     steps_to_threshold,
     stratified_interquartile_mean,
 )
-from rl_training.tools.curves import MIN_SEEDS_OF_BAND, RETURN, Results
+from rl_training.tools.charts import Curve
+from rl_training.tools.curves import MIN_SEEDS_OF_BAND
+from rl_training.tools.results import RETURN, Results
 
 EVERY_TASK = "all environments"
 _NUMBER_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -40,9 +42,9 @@ _NUMBER_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "e
 class Row:
     """One result: the final values of its seeds, and when they reached the task's threshold.
 
-    Every value of `finals` is of the policy at the end. `failed` counts the seeds that failed, if
-    a card says what that is. `steps` is the median over all seeds with a final value, infinite
-    where half of them never reached the threshold, which `reached` of them did.
+    `failed` counts the seeds that failed, if a card defines failure. `steps` is the median over all
+    seeds with a final value, infinite if half of them never reached the threshold; `reached` counts
+    those that did.
     """
 
     name: str
@@ -58,13 +60,13 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A result beside the first one, which is `reference`.
+    """A result compared with the first one, the `reference`.
 
     `difference` of interquartile means and `improvement`, the probability that a seed of `name` is
-    better than one of the reference, speak for `name` if they are above 0 and 0.5. `winner` is
-    empty unless there are 4 seeds of each, the interval of `improvement` leaves 0.5 out and the
-    p-value is below 0.05. `seeds_needed` is an estimate of how many would tell them apart; None if
-    they are told apart, or by no number up to 1,000.
+    better than one of the reference, favour `name` if they are above 0 and 0.5. `winner` is empty
+    unless there are 4 seeds of each, the interval of `improvement` excludes 0.5 and the p-value is
+    below 0.05. `seeds_needed` estimates how many would tell them apart; None if there is a winner,
+    or if 1,000 are too few.
     """
 
     name: str
@@ -90,10 +92,15 @@ class Profile:
     low: tuple[float, ...]
     high: tuple[float, ...]
 
+    @property
+    def curve(self) -> Curve:
+        """The profile as a curve of a chart."""
+        return Curve(label=self.name, x=self.levels, y=self.share, low=self.low, high=self.high)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TaskComparison:
-    """Results on one task; `threshold` is the value whose reaching `Row.steps` is about."""
+    """Results on one task; `Row.steps` counts the steps until `threshold` was reached."""
 
     task: str
     threshold: float
@@ -118,7 +125,7 @@ class Aggregate:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Everything `rl-training compare` shows; `notes` are what a reader has to know besides."""
+    """Everything `rl-training compare` shows; `notes` qualify its figures."""
 
     metric: str
     results: tuple[Results, ...]
@@ -128,7 +135,7 @@ class Comparison:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What follows, one for each pair, with the task where there are several."""
+        """The verdict on each pair, with the task where there are several."""
         several = len(self.tasks) > 1
         found = [
             f"{task.task}: {pair.sentence}" if several else pair.sentence
@@ -142,13 +149,13 @@ class Comparison:
 def compare(results: Sequence[Results], threshold: float | None = None) -> Comparison:
     """Compare results that were read together.
 
-    Without a threshold, a task's is the lowest of the interquartile means: what all reach in the
+    The default threshold of a task is the lowest of the interquartile means, which all reach in the
     end.
     """
     by_task: dict[str, list[Results]] = {}
     for group in results:
         by_task.setdefault(group.task, []).append(group)
-    _refuse_what_cannot_be_compared(by_task)
+    _check_comparable(by_task)
     if threshold is not None and not math.isfinite(threshold):
         raise UsageError(f"--threshold: expected a finite number, found {threshold:g}")
     if threshold is not None and len(by_task) > 1:
@@ -169,13 +176,13 @@ def compare(results: Sequence[Results], threshold: float | None = None) -> Compa
     )
 
 
-def _refuse_what_cannot_be_compared(by_task: dict[str, list[Results]]) -> None:
+def _check_comparable(by_task: dict[str, list[Results]]) -> None:
     empty = [group for groups in by_task.values() for group in groups if not group.finals]
     if empty:
         raise UsageError(
             f"{empty[0].label} has no finished seed with a final value "
             f"({', '.join(empty[0].left_out)}): finish it with `rl-training resume` or the command "
-            "that began it, or leave it out; `rl-training plot` shows it as it is"
+            "that began it, or leave it out; `rl-training plot` shows what it has so far"
         )
     if all(len(groups) < 2 for groups in by_task.values()):
         found = "; ".join(f"{group[0].name} on {task}" for task, group in by_task.items())
@@ -213,28 +220,28 @@ def _row(group: Results, threshold: float) -> Row:
 
 
 def _pairs(names: Sequence[str], values: Sequence[Tasks], metric: str) -> tuple[Pair, ...]:
-    """Each after the first, beside the first."""
+    """Each result after the first, compared with it."""
     return tuple(
-        _pair(name, names[0], own, values[0], metric)
-        for name, own in zip(names[1:], values[1:], strict=True)
+        _pair(name, names[0], tasks, values[0], metric)
+        for name, tasks in zip(names[1:], values[1:], strict=True)
     )
 
 
-def _pair(name: str, reference: str, own: Tasks, others: Tasks, metric: str) -> Pair:
-    improvement = probability_of_improvement(own, others)
-    p_value = mann_whitney_p(own, others)
-    seeds = [[len(task) for task in side] for side in (own, others)]
+def _pair(name: str, reference: str, first: Tasks, second: Tasks, metric: str) -> Pair:
+    improvement = probability_of_improvement(first, second)
+    p_value = mann_whitney_p(first, second)
+    seeds = [[len(task) for task in side] for side in (first, second)]
     fewest = min(map(min, seeds))
     winner = ""
     if fewest >= FEWEST_SEEDS and p_value < SIGNIFICANCE and improvement.low > 0.5:
         winner = name
     elif fewest >= FEWEST_SEEDS and p_value < SIGNIFICANCE and improvement.high < 0.5:
         winner = reference
-    needed = None if winner else seeds_to_tell_apart(own, others, more_than=fewest)
+    needed = None if winner else seeds_to_tell_apart(first, second, more_than=fewest)
     pair = Pair(
         name=name,
         reference=reference,
-        difference=difference_of_interquartile_means(own, others),
+        difference=difference_of_interquartile_means(first, second),
         improvement=improvement,
         p_value=p_value,
         winner=winner,
@@ -268,7 +275,7 @@ def _undecided(pair: Pair, seeds: Sequence[Sequence[int]]) -> str:
 
 
 def _profiles(names: Sequence[str], values: Sequence[Tasks]) -> tuple[Profile, ...]:
-    """Steps down at every final value; the points are the corners, and lines join them."""
+    """Step functions, falling at every final value, as their corners."""
     every = np.unique(np.concatenate([task for tasks in values for task in tasks]))
     margin = 0.05 * float(every[-1] - every[0]) or 1.0
     levels = np.concatenate([[every[0] - margin], every])
@@ -290,7 +297,7 @@ def _profiles(names: Sequence[str], values: Sequence[Tasks]) -> tuple[Profile, .
 
 
 def _aggregated(tasks: Sequence[TaskComparison], metric: str) -> tuple[Aggregate | None, str]:
-    """The figures over all tasks, or why there are none."""
+    """The figures over all tasks, or the reason why there are none."""
     if len(tasks) == 1:
         return None, ""
     names = [row.name for row in tasks[0].rows]
@@ -341,7 +348,7 @@ def _notes(groups: Sequence[Results]) -> list[str]:
     few = [group.label for group in groups if len(group.finals) < MIN_SEEDS_OF_BAND]
     if few:
         notes.append(
-            f"fewer than {MIN_SEEDS_OF_BAND} seeds of {' and '.join(few)}: an interval over so few "
-            "says little"
+            f"fewer than {MIN_SEEDS_OF_BAND} seeds of {' and '.join(few)}: their intervals say "
+            "little"
         )
     return notes

@@ -1,8 +1,8 @@
-"""What an agent makes of one observation, in numbers and words; a picture if matplotlib is there.
+"""What an agent makes of one observation, in numbers and words, and as a picture.
 
-An algorithm of discrete actions that learns their returns is asked for them (`GivesReturns`), and
-one with a policy for that (`GivesActions`): probabilities of choices, or each dimension's spread
-and what the critics expect along it.
+Value-based algorithms give the returns of the actions (`GivesReturns`). Those with a policy give it
+(`GivesActions`): the probabilities of choices, or the distribution of each dimension of a
+continuous action and what the critics expect along it.
 """
 
 from __future__ import annotations
@@ -299,7 +299,7 @@ def check_path(path: Path) -> None:
 
 
 def write_picture(explanation: Explanation, path: Path) -> None:
-    """Draw it, in the format that the path's suffix names."""
+    """Draw the explanation, in the format that the path's suffix names."""
     from matplotlib import style
 
     from rl_training.tools.explanation_picture import draw

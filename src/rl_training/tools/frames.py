@@ -1,4 +1,4 @@
-"""The frames of an agent's episodes: what its environment renders, with what there is to say."""
+"""Frames of an agent's episodes: rendered images with step, reward, return and action values."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from rl_training.runtime.training_run import evaluation_seed
 from rl_training.tools.explain import action_returns
 
 MAX_STEPS = 3_000
-"""Environment steps that are played at most, unless said otherwise: an episode may not end."""
-MOST_PER_SECOND = 30
-"""Frames beyond this rate are left out, so that a video runs at the environment's own speed."""
+"""Default limit on environment steps, as an episode may never end."""
+MAX_FRAME_RATE = 30
+"""Frames per second; of faster environments frames are left out, so that the speed stays real."""
 DEFAULT_RATE = 30
 MAX_RATE = 1000
 
@@ -33,9 +33,9 @@ _NOT_SHOWN = np.empty((0, 0, 3), np.uint8)
 
 
 class Playback(NamedTuple):
-    """What is played: without a seed, the first episodes of the run's own evaluation.
+    """What to play; without a seed, the first episodes of the run's evaluation.
 
-    `max_steps` are those of all episodes together; with `overlay`, frames are to be explained.
+    `max_steps` limits all episodes together; with `overlay`, frames have the values of the actions.
     """
 
     episodes: int = 1
@@ -46,10 +46,10 @@ class Playback(NamedTuple):
 
 @dataclass(frozen=True)
 class Frame:
-    """A picture [H, W, 3] of a state; `reward` is that of the step which led to it.
+    """An image [H, W, 3] of a state; `reward` is that of the step which led to it.
 
-    `values` are those of the actions in this state, NaN where one is illegal; None if the agent
-    learned none, or has not been asked, as in the last state of an episode.
+    `values` are those of the actions in this state, NaN for illegal ones; None if the agent learns
+    none, and in the last state of an episode, where it does not act.
     """
 
     image: np.ndarray
@@ -64,8 +64,8 @@ class Frame:
 class Recorder:
     """Plays an agent's episodes greedily on an environment that renders.
 
-    An environment that cannot render is shown by its observations where these are images, and
-    refused otherwise. With an overlay, frames of value-based agents have the values of the actions.
+    An environment that cannot render is shown by its observations if these are images, and refused
+    otherwise. With an overlay, frames of value-based agents have the values of the actions.
     """
 
     def __init__(
@@ -86,15 +86,15 @@ class Recorder:
         self._player = EpisodePlayer(
             self._make_env, agent.adapter, rows=1, calls=self._calls, observer=self._observe
         )
-        self._stride = math.ceil(self._rate / MOST_PER_SECOND)
+        self._stride = math.ceil(self._rate / MAX_FRAME_RATE)
 
     @property
     def rate(self) -> float:
-        """Frames per second at which the episodes run at the environment's own speed."""
+        """Frames per second that show the episodes at the environment's own speed."""
         return self._rate / self._stride
 
     def frames(self, stopped: Callable[[], bool] = bool) -> Iterator[Frame]:
-        """The frames, in order; they end early when `stopped` says so."""
+        """The frames, in order, until `stopped` returns true."""
         episodes, seed, max_steps, _ = self.playback
         if seed is None:
             seed = evaluation_seed(self._config.seed)
@@ -110,7 +110,7 @@ class Recorder:
         yield from filter(_is_shown, self._pending)
 
     def action_names(self) -> list[str]:
-        """The discrete actions by their names, or as the environment numbers them."""
+        """The names of the discrete actions, or their numbers in the environment."""
         adapter = self._agent.adapter
         if adapter.spec.action_kind != "discrete":
             return []
@@ -174,21 +174,20 @@ def _is_shown(frame: Frame) -> bool:
 def _rendering_env(
     config: TrainConfig, calls: EnvCalls, agent: Agent
 ) -> tuple[gym.Env[Any, Any], bool]:
-    """An environment for evaluations that renders into arrays; false if it shows images itself."""
-    wanted = config
+    """An evaluation environment, and whether it renders; if not, its observations are images."""
+    requested = config
     if isinstance(config.env_id, str) or config.eval_env is not None or callable(config.env_id):
         mode = {"render_mode": "rgb_array"}
-        wanted = config.with_changes(eval_env_kwargs={**config.eval_env_kwargs, **mode})
-    why = ""
+        requested = config.with_changes(eval_env_kwargs={**config.eval_env_kwargs, **mode})
+    reason = ""
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # Gymnasium's about a mode there is not; we say it ourselves
+        # Gymnasium warns of a missing render mode, which the error below reports.
+        warnings.simplefilter("ignore")
         try:
-            env = Environments(wanted, calls).evaluation()
+            env = Environments(requested, calls).evaluation()
         except (ConfigError, EnvError) as error:
-            env = Environments(config, calls).evaluation()  # what is wrong anyway is said as ever
-            why = f"; with render_mode rgb_array: {error}"
+            env = Environments(config, calls).evaluation()  # raises unless it was the mode
+            reason = f"; with render_mode rgb_array: {error}"
         modes = env.metadata.get("render_modes") or []
         if env.render_mode == "rgb_array" and "rgb_array" in modes:
             return env, True
@@ -198,7 +197,7 @@ def _rendering_env(
     found = f"renders {', '.join(map(str, modes))} only" if modes else "does not render"
     raise UsageError(
         f"{agent.adapter.spec.env_id} cannot be shown: expected an environment that renders "
-        f"images (render_mode rgb_array), found one that {found}{why}"
+        f"images (render_mode rgb_array), found one that {found}{reason}"
     )
 
 
@@ -214,7 +213,7 @@ def _has_images(agent: Agent) -> bool:
 
 
 def _observed_image(agent: Agent, obs: np.ndarray) -> np.ndarray:
-    """The latest of the stacked images in an observation [C, H, W], in three colours."""
+    """The latest of the stacked images in an observation [C, H, W], as RGB."""
     channels = agent.adapter.spec.frame_shape[0]
     image = np.moveaxis(obs[-channels:], 0, -1)
     return np.repeat(image[..., :1], 3, -1) if channels != 3 else image

@@ -1,4 +1,4 @@
-"""HTML and SVG whose texts cannot be anything but text: what is not `Markup` is escaped."""
+"""HTML and SVG in which everything but `Markup` is escaped."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ VOID = frozenset({"img", "meta", "line", "path", "rect"})
 
 
 class Markup(str):
-    """Text that is part of a page as it is; made by `element` and `join` alone, and by literals."""
+    """Text that goes into a page unescaped; made only by `element`, `join` and literals."""
 
     __slots__ = ()
 
     def __add__(self, other: str) -> Markup:
-        """Both, the second one escaped if it is mere text."""
+        """Both, the second one escaped if it is plain text."""
         return join([self, other])
 
 
 def escape(text: object) -> Markup:
-    """A text as itself; control characters, lone surrogates and reversed writing become visible."""
+    """The text escaped, with control characters, lone surrogates and direction marks visible."""
     plain = str(text)
     if not plain.isprintable():
         plain = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in plain)
@@ -43,6 +43,6 @@ def element(name: str, /, *content: str, **attributes: object) -> Markup:
 
 
 def join(parts: Iterable[str], separator: str = "") -> Markup:
-    """The parts one after another, those that are mere text escaped."""
+    """The parts one after another, those that are plain text escaped."""
     pieces = (part if isinstance(part, Markup) else escape(part) for part in parts)
     return Markup(separator.join(pieces))

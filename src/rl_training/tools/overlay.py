@@ -1,4 +1,4 @@
-"""Frames as pictures, with what there is to say below: step, reward, return, values of actions."""
+"""Frames as pictures, with step, reward, return and the values of the actions below."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from PIL import Image, ImageDraw, ImageFont
 
 from rl_training.tools.frames import Frame
 
-LEAST_SIDE, MOST_SIDE = 320, 600
-"""Pixels: smaller pictures are enlarged by a whole number, larger ones reduced."""
-MOST_ACTIONS = 8
-"""Of more, the best are shown."""
+MIN_SIDE, MAX_SIDE = 320, 600
+"""Pixels of the longer side: smaller pictures are enlarged by a whole factor, larger reduced."""
+MAX_ACTIONS = 8
+"""Of more actions, the best are shown."""
 
 _MARGIN, _LINE, _BAR_HEIGHT, _FONT_SIZE = 10, 20, 10, 13
-_MOST_LABEL, _NUMBER_WIDTH, _GAP = 96, 62, 8
+_MAX_LABEL, _NUMBER_WIDTH, _GAP = 96, 62, 8
 _GROUND, _TEXT, _FAINT, _TRACK = "#14181f", "#e8edf2", "#8a96a5", "#232b35"
 _BAR, _BEST = "#48617c", "#4ea1ff"
-_FADING = 0.97
-"""Of the largest difference of late, what is left of it after a frame."""
+_SPREAD_DECAY = 0.97
+"""Per frame, of the difference between action values that fills a bar."""
 
 
 class Painter:
-    """Makes pictures of one even size of an agent's frames; with `overlay`, text below them.
+    """Draws an agent's frames as pictures of the same even size; with `overlay`, text below them.
 
-    The bar of an action shows by how much its value is above that of the worst legal one, on a
-    scale that follows the largest such difference of late. The values themselves, at the right,
-    often differ by little of their size.
+    The bar of an action shows how far its value is above that of the worst legal one, relative to
+    the largest such difference in recent frames: bars of the values themselves, which are at the
+    right, would look alike.
     """
 
     def __init__(self, actions: Sequence[str], *, overlay: bool = True) -> None:
-        self._actions = [_shortened(name, _MOST_LABEL) for name in actions]
+        self._actions = [_shortened(name, _MAX_LABEL) for name in actions]
         self._label_width = max((_width(name) for name in self._actions), default=0)
         self._overlay = overlay
-        self._rows: int | None = None  # of values, as many as the first frame has
+        self._rows: int | None = None  # of values, fixed by the first frame
         self._size: tuple[int, int] | None = None
         self._spread = 0.0
 
@@ -56,7 +56,7 @@ class Painter:
     def _with_text(self, picture: Image.Image, frame: Frame) -> Image.Image:
         if self._rows is None:
             count = 0 if frame.values is None else len(frame.values)
-            self._rows = min(count, MOST_ACTIONS)
+            self._rows = min(count, MAX_ACTIONS)
         height = 2 * _MARGIN + _LINE * (1 + self._rows) - _LINE // 4
         joined = Image.new("RGB", (picture.width, picture.height + height), _GROUND)
         joined.paste(picture)
@@ -84,11 +84,11 @@ class Painter:
         self, draw: ImageDraw.ImageDraw, values: np.ndarray, top: int, width: int
     ) -> None:
         lowest, best = np.nanmin(values), int(np.nanargmax(values))
-        self._spread = max(float(values[best] - lowest), self._spread * _FADING, 1e-6)
+        self._spread = max(float(values[best] - lowest), self._spread * _SPREAD_DECAY, 1e-6)
         shown = np.arange(len(values))
-        if len(values) > MOST_ACTIONS:
+        if len(values) > MAX_ACTIONS:
             legal = np.flatnonzero(~np.isnan(values))
-            shown = np.sort(legal[np.argsort(-values[legal], kind="stable")[:MOST_ACTIONS]])
+            shown = np.sort(legal[np.argsort(-values[legal], kind="stable")[:MAX_ACTIONS]])
         left, right = _MARGIN + self._label_width + _GAP, width - _MARGIN - _NUMBER_WIDTH
         for row, action in enumerate(shown.tolist()):
             value, line = float(values[action]), top + row * _LINE
@@ -107,12 +107,12 @@ class Painter:
 
 def _scaled(image: np.ndarray) -> Image.Image:
     picture, side = Image.fromarray(image), max(image.shape[:2])
-    if side < LEAST_SIDE:
-        factor = math.ceil(LEAST_SIDE / side)
+    if side < MIN_SIDE:
+        factor = math.ceil(MIN_SIDE / side)
         size = picture.width * factor, picture.height * factor
         return picture.resize(size, Image.Resampling.NEAREST)
-    if side > MOST_SIDE:
-        size = tuple(max(1, round(n * MOST_SIDE / side)) for n in picture.size)
+    if side > MAX_SIDE:
+        size = tuple(max(1, round(n * MAX_SIDE / side)) for n in picture.size)
         return picture.resize(size, Image.Resampling.LANCZOS)
     return picture
 

@@ -1,4 +1,4 @@
-"""What `rl-training plot` does: curves of any results as a picture or a page."""
+"""`rl-training plot`: learning curves as a picture or a page, and the names of such files."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from rl_training.errors import UsageError, alternatives
 from rl_training.storage.files import open_ordinary, write_atomic
 from rl_training.storage.runs import printable, slug
 from rl_training.tools.charts import Chart
-from rl_training.tools.curves import RETURN, Axis, Results, chart_of, read_results
+from rl_training.tools.curves import Axis, chart_of
 from rl_training.tools.plotting import chart_picture
 from rl_training.tools.report.page import MARKER, figure, render
+from rl_training.tools.results import RETURN, Results, read_results
 
 PICTURES = ("png", "svg", "pdf")
 PAGES = ("html",)
@@ -34,7 +35,7 @@ def plot(
     title: str | None = None,
     out: Path | None = None,
 ) -> Path:
-    """Draw the results into a file, by default one in the current directory named after them."""
+    """Draw the results into a file, by default in the current directory and named after them."""
     kind = "png" if out is None else kind_of(out, (*PICTURES, *PAGES))
     results = read_results(paths, metric or RETURN)
     path = default_path(results) if out is None else out
@@ -45,31 +46,31 @@ def plot(
 
 
 def axis_of(name: str) -> Axis:
-    """What is drawn from left to right, as the command line names it."""
+    """The horizontal axis that `--x` names."""
     if name not in ("steps", "time"):
         raise UsageError(f"--x: expected steps or time, found {printable(name)}")
     return "time" if name == "time" else "steps"
 
 
 def page(chart: Chart) -> str:
-    """One page that needs nothing else, as a report does, with the chart in it."""
+    """A self-contained page with the chart, in the layout of a report."""
     return render(chart.title, (), [figure(chart)])
 
 
-def default_path(results: Sequence[Results], kind: str = "png", *, word: str = "") -> Path:
-    """Such as `dqn-ppo-CartPole-v1.png`: algorithms, environment, and the metric if it is another.
+def default_path(results: Sequence[Results], kind: str = "png", *, prefix: str = "") -> Path:
+    """Algorithms, environment, and a metric other than the return: `dqn-ppo-CartPole-v1.png`.
 
-    `word` begins the name of what is no plot of curves.
+    `prefix` tells other figures apart.
     """
     algos = dict.fromkeys(group.algo for group in results)
     envs = dict.fromkeys(group.env_id for group in results)
     metric = "" if results[0].metric == RETURN else slug(results[0].metric)
-    parts = (word, slug("-".join(algos)), slug("-".join(envs)), metric)
+    parts = (prefix, slug("-".join(algos)), slug("-".join(envs)), metric)
     return Path("-".join(filter(None, parts)) + f".{kind}")
 
 
 def kind_of(path: Path, kinds: Sequence[str]) -> str:
-    """What a file is to be by the end of its name."""
+    """The format that the suffix of a file name stands for."""
     kind = path.suffix.lower().removeprefix(".")
     if kind not in kinds:
         wanted = alternatives([f".{name}" for name in kinds])
@@ -78,7 +79,7 @@ def kind_of(path: Path, kinds: Sequence[str]) -> str:
 
 
 def refuse_to_overwrite(path: Path, kind: str) -> None:
-    """Let a picture replace a picture of its kind, and refuse to replace any other file."""
+    """Allow only a file of the same kind to be replaced."""
     if not path.parent.is_dir():
         raise UsageError(f"--out: there is no directory {printable(path.parent)}: create it first")
     if not path.is_symlink() and not path.exists():

@@ -1,4 +1,4 @@
-"""What the package's pictures share: matplotlib if it is installed, colours, frame and charts."""
+"""Drawing with matplotlib, if it is installed: colours, style, axes and charts."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE, GREY = "#1f5fa8", "#c2571a", "#5a5a5a"
 PALETTE = (BLUE, ORANGE, "#2e8b57", "#8e4fa8", "#b8901c", "#3aa0b5", "#c0407a", "#6b6b6b")
-"""Colours of curves beside each other, which people who see few colours tell apart too."""
+"""Colours of curves, chosen to be told apart by the colour-blind too."""
 
 _DPI = 100
 _LINE_STYLES = ("-", "--", ":", "-.")
-_MOST_MARKERS = 30
-_MOST_IN_FRAME = 6
+_MAX_MARKERS = 30
+_MAX_INSIDE = 6
 _SPELLINGS = {"drq": "DrQ", "drqv2": "DrQ-v2", "recurrent_ppo": "Recurrent PPO"}
 
 
 def require_matplotlib() -> None:
-    """Refuse to begin work that would end with a picture that cannot be drawn."""
+    """Raise before any work is done for a picture that could not be drawn."""
     if find_spec("matplotlib") is None:
         raise MissingExtra(
             "a picture needs matplotlib, which is not installed: pip install 'rl-training[report]'"
@@ -48,7 +48,7 @@ def new_figure(width_inches: float, height_inches: float) -> Figure:
 
 
 def draw_grid(axes: Axes, axis: Literal["x", "y"]) -> None:
-    """Light lines across the axis, behind what is drawn, and no box around it."""
+    """Light grid lines behind the curves, and no frame at the top and the right."""
     axes.grid(axis=axis, color="#dddddd", linewidth=0.8)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
@@ -56,8 +56,8 @@ def draw_grid(axes: Axes, axis: Literal["x", "y"]) -> None:
 
 
 @contextmanager
-def own_style() -> Iterator[None]:
-    """The package's style, whatever the user's settings; letters no font has are drawn as boxes."""
+def package_style() -> Iterator[None]:
+    """Matplotlib's defaults, whatever the user's settings; missing glyphs are drawn as boxes."""
     from matplotlib import rc_context, style
 
     # Names in an SVG file follow from its content, so that equal charts give equal files.
@@ -68,7 +68,7 @@ def own_style() -> Iterator[None]:
 
 
 def picture(figure: Figure, kind: str, metadata: Mapping[str, str] | None = None) -> bytes:
-    """The figure as the content of a png, svg or pdf file, without date and version."""
+    """The figure as a png, svg or pdf file, without date and version."""
     silent: dict[str, dict[str, str | None]] = {
         "png": {"Software": None},
         "svg": {"Date": None},
@@ -82,15 +82,16 @@ def picture(figure: Figure, kind: str, metadata: Mapping[str, str] | None = None
 def draw_chart(
     axes: Axes, chart: Chart, *, legend: bool = True, dots: bool = True, first_colour: int = 0
 ) -> None:
-    """The chart in a frame; x begins at 0, and y shows every point, the first ones too.
+    """Draw the chart on axes; x begins at 0, and y shows every point, the first ones too.
 
-    `dots` mark the points of curves that have few. A chart beside another goes on with its colours.
+    `dots` mark the points of curves that have few. `first_colour` continues the colours of a chart
+    beside this one.
     """
     handles: list[Artist] = []
     for index, curve in enumerate(chart.curves, start=first_colour):
         colour = PALETTE[index % len(PALETTE)]
         style = _LINE_STYLES[index // len(PALETTE) % len(_LINE_STYLES)]
-        handles += _draw_curve(axes, curve, colour, style, dots and len(curve.x) <= _MOST_MARKERS)
+        handles += _draw_curve(axes, curve, colour, style, dots and len(curve.x) <= _MAX_MARKERS)
     labels = [curve.label for curve in chart.curves]
     for rule in chart.rules:
         handles.append(axes.axhline(rule.y, color=GREY, linestyle="--", lw=1.2))
@@ -100,9 +101,9 @@ def draw_chart(
     axes.set_xlim(0, max(ends, default=1) or 1)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
-    _write(axes.set_title(chart.title, loc="left", fontsize=13))
-    _write(axes.set_xlabel(chart.x_label))
-    _write(axes.set_ylabel(chart.y_label))
+    _show_literally(axes.set_title(chart.title, loc="left", fontsize=13))
+    _show_literally(axes.set_xlabel(chart.x_label))
+    _show_literally(axes.set_ylabel(chart.y_label))
     draw_grid(axes, "y")
     axes.tick_params(colors=GREY)
     if legend:
@@ -110,13 +111,13 @@ def draw_chart(
 
 
 def _draw_curve(axes: Axes, curve: Curve, colour: str, style: str, dots: bool) -> list[Artist]:
-    """The single curves thin, the band, and the line itself, for the legend."""
+    """Draw the single seeds, the band and the line, and return the line for the legend."""
     alpha = max(0.08, 0.4 / max(1, len(curve.single) / 5) ** 0.5)
     for x, y in curve.single:
         marker = "o" if len(x) == 1 else None  # a line through one point is invisible
         axes.plot(x, y, color=colour, alpha=alpha, lw=0.9, ms=4, marker=marker, clip_on=False)
     if curve.low:
-        width = 0 if len(curve.x) > 1 else 8  # of the edge, all there is of a single point
+        width = 0 if len(curve.x) > 1 else 8  # of the edge: a band over one point has no area
         axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.16, linewidth=width)
     marker = "o" if dots else None
     return list(
@@ -125,32 +126,32 @@ def _draw_curve(axes: Axes, curve: Curve, colour: str, style: str, dots: bool) -
 
 
 def _draw_legend(axes: Axes, handles: list[Artist], labels: list[str]) -> None:
-    """Where the curves leave room, or beside the frame if there are many."""
+    """Inside the axes where the curves leave room, or beside them if there are many."""
     # A name that begins with an underscore would be left out.
     shown = [f" {label}" if label.startswith("_") else label for label in labels]
     legend = axes.legend(handles, shown, loc="best", frameon=False, fontsize=9, labelcolor=GREY)
-    if len(labels) > _MOST_IN_FRAME:
+    if len(labels) > _MAX_INSIDE:
         legend.set_loc("upper left")
         legend.set_bbox_to_anchor((1.01, 1.0), transform=axes.transAxes)
     for text in legend.get_texts():
-        _write(text)
+        _show_literally(text)
 
 
-def _write(text: Text) -> None:
-    """Take a name as it is: a dollar in it begins no formula."""
+def _show_literally(text: Text) -> None:
+    """A dollar sign in a name starts no formula."""
     text.set_parse_math(False)
 
 
 def draw_note(figure: Figure, note: str) -> None:
-    """How to read the figure, in small letters below it."""
+    """A legend to the figure in small print below it."""
     if note:
-        _write(figure.supxlabel(note, x=0.99, ha="right", fontsize=8, color=GREY))
+        _show_literally(figure.supxlabel(note, x=0.99, ha="right", fontsize=8, color=GREY))
 
 
 def chart_picture(chart: Chart, kind: str) -> bytes:
-    """A chart as the content of a png, svg or pdf file."""
+    """A chart as a png, svg or pdf file."""
     require_matplotlib()
-    with own_style():
+    with package_style():
         figure = new_figure(9.0, 5.4)
         draw_chart(figure.subplots(), chart)
         draw_note(figure, chart.note)

@@ -1,8 +1,8 @@
 """Charts as SVG inside a page: no library, no script, colours from the page's style sheet.
 
 The page styles the classes `c0` to `c7` (the curves' colours), `axis`, `gridline`, `line`, `thin`,
-`dot`, `band`, `rule` and `bar`. What a reader may want to know of a curve is in the attributes
-`data-name`, `data-x` and `data-y`, and where the axes lie in `data-frame`, for the page's script.
+`dot`, `band`, `rule` and `bar`. For the page's script, the attributes `data-name`, `data-x` and
+`data-y` hold the points of a curve, `data-frame` and `data-range` the axes.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ LARGEST = 1e100
 """Beyond it nothing is drawn, so that no sum or difference of two values is infinite."""
 
 SMALLEST = 1e-100
-"""Below it everything is nothing."""
+"""Below it a range counts as empty."""
 
-_CHARACTER = 6.4  # pixels of an average one at 11 px, generously
+_CHARACTER = 6.4  # pixels of an average one at 11 px, rounded up
 _LEGEND_ROW = 20
 _RIGHT = 18  # room for half of the last label
-_TICK_EVERY = (75, 34)  # pixels at the least, across and up
-_DOT_EVERY = 22  # pixels at the least between points that are marked as well as joined
+_TICK_EVERY = (75, 34)  # pixels between ticks at least, horizontally and vertically
+_DOT_EVERY = 22  # pixels between points at least, for each to be marked by a dot
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Values from `low` to `high`, drawn from pixel `start` to pixel `end`, and where to label."""
+    """Values from `low` to `high`, drawn from pixel `start` to pixel `end`, labelled at `ticks`."""
 
     low: float
     high: float
@@ -40,24 +40,24 @@ class Axis:
     ticks: tuple[float, ...] = ()
 
     def pixel(self, value: float) -> float:
-        """Where a value lies."""
+        """The coordinate of a value."""
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
     def labels(self) -> list[str]:
-        """The ticks in words, all in one unit and with the decimals that tell them apart."""
+        """The ticks as text, all in one unit and with the decimals that tell them apart."""
         return tick_labels(self.ticks)
 
 
-def nice_step(span: float, most: int) -> float:
-    """1, 2 or 5 times a power of ten that divides a range into at most `most` parts."""
-    raw = span / most
+def nice_step(span: float, max_parts: int) -> float:
+    """1, 2 or 5 times a power of ten that divides a range into at most `max_parts` parts."""
+    raw = span / max_parts
     power = 10.0 ** math.floor(math.log10(raw))
     return next((m * power for m in (1, 2, 5) if m * power >= raw * (1 - 1e-9)), 10 * power)
 
 
-def nice_ticks(low: float, high: float, most: int) -> tuple[float, ...]:
+def nice_ticks(low: float, high: float, max_parts: int) -> tuple[float, ...]:
     """The multiples of a nice step that lie in the range."""
-    step = nice_step(high - low, most)
+    step = nice_step(high - low, max_parts)
     return _multiples(step, math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9))
 
 
@@ -81,16 +81,16 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
     return [text.replace("-", "\u2212") for text in texts]
 
 
-def value_axis(values: Iterable[float], start: float, end: float, most: int) -> Axis:
+def value_axis(values: Iterable[float], start: float, end: float, max_parts: int) -> Axis:
     """An axis with room for all values that begins and ends at a tick."""
     low, high = _range(values)
-    step = nice_step(high - low, most)
+    step = nice_step(high - low, max_parts)
     ticks = _multiples(step, math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9))
     return Axis(ticks[0], ticks[-1], start, end, ticks)
 
 
 def _range(values: Iterable[float]) -> tuple[float, float]:
-    """The lowest and the highest; apart from each other, whatever the values."""
+    """The lowest and the highest value, moved apart if they are equal."""
     drawn = [value for value in values if drawable(value)] or [0.0, 1.0]
     low, high = min(drawn), max(drawn)
     size = max(abs(low), abs(high))
@@ -101,23 +101,23 @@ def _range(values: Iterable[float]) -> tuple[float, float]:
 
 
 def drawable(value: float) -> bool:
-    """Whether a value has a place in a chart."""
+    """Whether a value is finite and small enough to be drawn."""
     return abs(value) <= LARGEST  # false for NaN
 
 
-def thin(x: Sequence[float], y: Sequence[float], most: int) -> list[int]:
-    """The positions of at most `most` points that show all of a long curve.
+def downsample(x: Sequence[float], y: Sequence[float], max_points: int) -> list[int]:
+    """The indices of at most `max_points` points that keep the shape of a long curve.
 
-    Of each stretch its lowest and highest are kept, so that no peak is lost; the ends always.
+    These are both ends, and of each segment the minimum and the maximum, so that no peak is lost.
     """
     known = [i for i in range(min(len(x), len(y))) if drawable(x[i]) and drawable(y[i])]
-    if len(known) <= most:
+    if len(known) <= max_points:
         return known
-    stretches = max(1, (most - 2) // 2)
+    segments = max(1, (max_points - 2) // 2)
     inner = known[1:-1]
     kept = {known[0], known[-1]}
-    for k in range(stretches):
-        part = inner[k * len(inner) // stretches : (k + 1) * len(inner) // stretches]
+    for k in range(segments):
+        part = inner[k * len(inner) // segments : (k + 1) * len(inner) // segments]
         kept |= {min(part, key=y.__getitem__), max(part, key=y.__getitem__)}
     return sorted(kept)
 
@@ -127,15 +127,15 @@ def draw_chart(
     *,
     width: int = 640,
     height: int = 320,
-    most: int = 240,
+    max_points: int = 240,
     from_zero: bool = True,
 ) -> Markup:
-    """The chart with axes, legend, bands and rules; each curve thinned to `most` points.
+    """The chart with axes, legend, bands and rules; each curve downsampled to `max_points` points.
 
     A curve without points keeps its colour, so that several charts of the same agree. With
     `from_zero` the axis of positive steps begins at 0, so that no late start is hidden.
     """
-    curves = [_thinned(curve, most) for curve in chart.curves]
+    curves = [_downsampled(curve, max_points) for curve in chart.curves]
     named = [(n, c.label) for n, c in enumerate(curves) if len(curves) > 1 and c.x]
     rows, places = _legend_places([label for _, label in named], width)
     singles = [single for curve in curves for single in curve.single]
@@ -174,7 +174,7 @@ def draw_histogram(
     width: int = 640,
     height: int = 320,
 ) -> Markup:
-    """How many values lie in each of at most about twenty stretches; the mean as a dashed line."""
+    """A histogram of at most about twenty bins, with the mean as a dashed line."""
     known = [value for value in values if drawable(value)]
     low, high = _range(known)
     bins = max(5, min(20, round(2 * math.sqrt(len(known)))))
@@ -184,8 +184,8 @@ def draw_histogram(
     for value in known:
         counts[max(0, min(int((value - edges[0]) / step + 1e-9), len(counts) - 1))] += 1
     top, bottom = 10 + (18 if y_label else 0), height - (40 if x_label else 22)
-    most = max(1, min(max(2, (bottom - top) // _TICK_EVERY[1]), max(counts, default=1)))
-    y_axis = value_axis((0, max(counts, default=1)), bottom, top, most)
+    max_parts = max(1, min(max(2, (bottom - top) // _TICK_EVERY[1]), max(counts, default=1)))
+    y_axis = value_axis((0, max(counts, default=1)), bottom, top, max_parts)
     left = 12 + round(max(map(len, y_axis.labels())) * _CHARACTER)
     ticks = nice_ticks(edges[0], edges[-1], max(2, (width - left) // _TICK_EVERY[0]))
     x_axis = Axis(edges[0], edges[-1], left, width - _RIGHT, ticks)
@@ -235,7 +235,7 @@ def _figure(
 
 
 def _axes(chart: Chart, x_axis: Axis, y_axis: Axis, height: int) -> Markup:
-    """Grid lines across, ticks below, labels, and what the axes are of."""
+    """Grid lines, ticks and their labels, and the names of the axes."""
     parts = []
     for tick, label in zip(y_axis.ticks, y_axis.labels(), strict=True):
         y = y_axis.pixel(tick)
@@ -258,15 +258,15 @@ def _axes(chart: Chart, x_axis: Axis, y_axis: Axis, height: int) -> Markup:
     return element("g", *parts, class_="axes")
 
 
-def _thinned(curve: Curve, most: int) -> Curve:
-    kept = thin(curve.x, curve.y, most)
+def _downsampled(curve: Curve, max_points: int) -> Curve:
+    kept = downsample(curve.x, curve.y, max_points)
 
     def pick(values: Sequence[float]) -> tuple[float, ...]:
         return tuple(values[i] for i in kept) if values else ()
 
     single = []
     for x, y in curve.single:
-        points = thin(x, y, most)
+        points = downsample(x, y, max_points)
         single.append((tuple(x[i] for i in points), tuple(y[i] for i in points)))
     return Curve(
         label=curve.label,
@@ -344,7 +344,7 @@ def _number(value: float) -> str:
 
 
 def _legend_places(labels: Sequence[str], width: int) -> tuple[int, list[tuple[str, int, int]]]:
-    """How many rows a legend takes, and each entry with its place; long ones are cut short."""
+    """The number of rows a legend takes, and the position of each label, shortened if long."""
     places: list[tuple[str, int, int]] = []
     x, row = 0, 0
     for label in labels:

@@ -1,17 +1,20 @@
-"""Videos of an agent's episodes: one of a run, and one with each evaluation of a training."""
+"""Videos of an agent's episodes, on request and during training: H.264, animated WebP and GIF."""
 
 from __future__ import annotations
 
 import logging
+import os
+import secrets
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import typer
 
 from rl_training.config.train_config import TrainConfig
 from rl_training.data.memory import format_bytes
-from rl_training.errors import ConfigError, RLTrainingError
+from rl_training.errors import ConfigError, MissingExtra, RLTrainingError, UsageError
 from rl_training.runtime.agent import Agent
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.evaluator import Evaluation
@@ -21,25 +24,34 @@ from rl_training.runtime.seeding import (
     restore_global_generators,
 )
 from rl_training.runtime.zoo import packaged_policies
-from rl_training.storage.files import make_directory
-from rl_training.tools.film import INSTALL, check_target, has_ffmpeg, new_film, require_pillow
+from rl_training.storage.files import make_directory, save_error
 from rl_training.tools.frames import Frame, Playback, Recorder
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from rl_training.api.managed import ManagedAlgorithm
     from rl_training.runtime.training_run import TrainingRun
 
 logger = logging.getLogger("rl_training")
 
+FORMATS = (".mp4", ".webp", ".gif")
+IMAGE_RATE = 15
+"""Frames per second of a WebP or a GIF at most, as all of them are kept in memory."""
+IMAGE_SIDE = 400
+"""Pixels of the longer side of a WebP or a GIF."""
+GIF_COLOURS = 64
+
+INSTALL = "pip install 'rl-training[video]'"
 PAUSE_SECONDS = 0.8
-"""How long the last frame of an episode stays."""
+"""How long the last frame of an episode is shown."""
 FOLDER = "videos"
 
 
 class Recording(NamedTuple):
-    """A video that was written: its length, and return and steps of each episode in it.
+    """A video that was written: its length, and return and steps of each complete episode.
 
-    `cut` is true if it ends within an episode, which is not among them.
+    `cut` is true if it ends within an episode.
     """
 
     path: Path
@@ -66,10 +78,10 @@ def write_frames(frames: Iterator[Frame], recorder: Recorder, path: Path) -> Rec
     rate = recorder.rate
     ends: list[Frame] = []
     shown, last = 0, None
-    with new_film(path, rate) as film:
+    with open_writer(path, rate) as writer:
         for frame in frames:
             times = max(1, round(PAUSE_SECONDS * rate)) if frame.ends else 1
-            film.add(painter.paint(frame), times)
+            writer.add(painter.paint(frame), times)
             shown, last = shown + times, frame
             if frame.ends:
                 ends.append(frame)
@@ -78,12 +90,12 @@ def write_frames(frames: Iterator[Frame], recorder: Recorder, path: Path) -> Rec
 
 
 class Video(Callback):
-    """With each evaluation, or every k-th, records the agent: `videos/step-N.mp4` in the run.
+    """Records the agent at every evaluation, or every k-th, into `videos/step-N.mp4` of the run.
 
-    Plays `episodes` episodes greedily, the same each time, on a dedicated environment, and at most
-    `max_steps` of its steps. Nothing of training is touched. The first frame is rendered before
-    anything is trained, so that what cannot be shown is refused then; a video that fails later is
-    left out with a warning. Without the `video` extra the files are WebP.
+    Plays `episodes` episodes greedily, the same each time, on a dedicated environment, for at most
+    `max_steps` steps. Training is not affected. The first frame is rendered before training, so
+    that an environment that cannot be shown is refused; a video that fails later is left out with a
+    warning. Without the `video` extra the files are WebP.
     """
 
     state_fields = ("_evaluations",)
@@ -112,7 +124,7 @@ class Video(Callback):
         self._play(run, lambda frames, _: next(frames))
 
     def on_evaluation(self, run: TrainingRun, evaluation: Evaluation) -> None:  # noqa: ARG002
-        """Record, if it is this evaluation's turn."""
+        """Record at every k-th evaluation."""
         self._evaluations += 1
         if (self._evaluations - 1) % self.every:
             return
@@ -140,7 +152,7 @@ class Video(Callback):
 
 
 def default_target(source: Path, run_dir: Path | None) -> Path:
-    """Where the video of an agent goes: its run directory, or here if it lies in none.
+    """The file of an agent's video: in its run directory, or else in the current one.
 
     H.264, or WebP where no ffmpeg is installed.
     """
@@ -155,7 +167,7 @@ def default_target(source: Path, run_dir: Path | None) -> Path:
 def show_video(
     managed: ManagedAlgorithm, source: Path, path: Path | None, playback: Playback
 ) -> None:
-    """Record a video and print what is in it."""
+    """Record a video and print its episodes, length and size."""
     require_pillow()
     if path is None:
         path = default_target(source, managed.run_dir)
@@ -163,19 +175,170 @@ def show_video(
             typer.echo(f"H.264 needs imageio-ffmpeg ({INSTALL}): writing {path.suffix}", err=True)
     recording = managed.record(path, **playback._asdict())
     for number, (total, steps) in enumerate(recording.episodes, start=1):
-        typer.echo(told(number, total, steps))
+        typer.echo(episode_line(number, total, steps))
     if recording.cut:
-        typer.echo(cut_after(playback.max_steps))
+        typer.echo(cut_line(playback.max_steps))
     size = path.stat().st_size
     typer.echo(f"written: {path} ({recording.seconds:.0f} s, {format_bytes(size)})")
 
 
-def told(number: int, total: float, steps: int) -> str:
+def episode_line(number: int, total: float, steps: int) -> str:
     """The line about an episode that was shown."""
     return f"episode {number}: return {total:.2f}, {steps:,} steps"
 
 
-def cut_after(max_steps: int) -> str:
+def cut_line(max_steps: int) -> str:
     """The line about an episode that was not shown to its end."""
     steps = "step" if max_steps == 1 else "steps"
     return f"cut after {max_steps:,} {steps} in all; --max-steps sets how many are shown"
+
+
+class VideoWriter(Protocol):
+    """Writes a file from pictures of the same size."""
+
+    def add(self, picture: Image.Image, times: int = 1) -> None:
+        """Append a picture, shown for `times` frames."""
+
+    def finish(self) -> None:
+        """Complete the file."""
+
+    def discard(self) -> None:
+        """Stop writing."""
+
+
+class FfmpegWriter:
+    """H.264, encoded by ffmpeg as the pictures arrive."""
+
+    def __init__(self, path: Path, rate: float) -> None:
+        self._path, self._rate = path, rate
+        self._writer: Any = None
+
+    def add(self, picture: Image.Image, times: int = 1) -> None:
+        """Hand the picture to ffmpeg."""
+        if self._writer is None:
+            import imageio_ffmpeg
+
+            self._writer = imageio_ffmpeg.write_frames(
+                str(self._path),
+                picture.size,
+                fps=self._rate,
+                codec="libx264",
+                quality=None,
+                macro_block_size=2,
+                # Plays in any browser while it loads; the quality is enough for drawn pictures.
+                output_params=["-crf", "28", "-preset", "slow", "-movflags", "+faststart"],
+                ffmpeg_log_level="error",
+            )
+            self._writer.send(None)
+        for _ in range(times):
+            self._writer.send(picture.tobytes())
+
+    def finish(self) -> None:
+        """Close ffmpeg's input and wait for it."""
+        if self._writer is not None:
+            self._writer.close()
+
+    discard = finish
+
+
+class ImageWriter:
+    """An animated WebP or GIF, written by Pillow at the end."""
+
+    def __init__(self, path: Path, rate: float) -> None:
+        self._path, self._every = path, max(1, round(rate / IMAGE_RATE))
+        self._milliseconds = 1000 * self._every / rate
+        self._pictures: list[Image.Image] = []
+        self._durations: list[float] = []
+        self._count = 0
+
+    def add(self, picture: Image.Image, times: int = 1) -> None:
+        """Keep the picture, or leave it out to keep to the maximal rate."""
+        due = self._count % self._every == 0
+        self._count += 1
+        if not due and times == 1:
+            return
+        small = picture.copy()
+        small.thumbnail((IMAGE_SIDE, IMAGE_SIDE))
+        if self._path.suffix == ".gif":
+            from PIL import Image
+
+            small = small.quantize(GIF_COLOURS, dither=Image.Dither.NONE)
+        self._pictures.append(small)
+        self._durations.append(self._milliseconds * max(1, times / self._every))
+
+    def finish(self) -> None:
+        """Write the file."""
+        first, *others = self._pictures
+        options: dict[str, Any] = {"quality": 60, "method": 4, "minimize_size": True}
+        first.save(
+            self._path,
+            save_all=True,
+            append_images=others,
+            duration=[round(duration) for duration in self._durations],
+            loop=0,
+            **({} if self._path.suffix == ".gif" else options),
+        )
+
+    def discard(self) -> None:
+        """Forget the pictures."""
+        self._pictures.clear()
+
+
+def has_ffmpeg() -> bool:
+    """Whether H.264 can be written."""
+    try:
+        import imageio_ffmpeg
+
+        imageio_ffmpeg.get_ffmpeg_exe()
+    except (ImportError, RuntimeError):
+        return False
+    return True
+
+
+def check_target(path: Path) -> None:
+    """Refuse a file that could not be written, before anything is played for it."""
+    suffix = path.suffix.lower()
+    if suffix not in FORMATS:
+        raise UsageError(
+            f"expected a file name that ends in {', '.join(FORMATS)}, found {path.name!r}"
+        )
+    require_pillow()
+    if suffix == ".mp4" and not has_ffmpeg():
+        raise MissingExtra(
+            f"writing .mp4 needs imageio-ffmpeg: {INSTALL}; .webp and .gif can be written without"
+        )
+    if not path.parent.is_dir():
+        raise UsageError(f"expected a folder that exists, found none at {path.parent}; create it")
+    if path.is_dir():
+        raise UsageError(f"expected the name of a file, found the folder {path}")
+
+
+def require_pillow() -> None:
+    """Raise if Pillow is missing."""
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError as error:
+        raise MissingExtra(f"videos are drawn with Pillow, which is missing: {INSTALL}") from error
+
+
+@contextmanager
+def open_writer(path: Path, rate: float) -> Iterator[VideoWriter]:
+    """A writer whose file appears under its name once complete; a failed one leaves nothing."""
+    suffix = path.suffix.lower()
+    partial = path.with_name(f".{path.stem}-{secrets.token_hex(4)}{suffix}")
+    writer: VideoWriter = (
+        FfmpegWriter(partial, rate) if suffix == ".mp4" else ImageWriter(partial, rate)
+    )
+    try:
+        try:
+            yield writer
+        except BaseException:
+            writer.discard()
+            raise
+        writer.finish()
+        os.replace(partial, path)
+    except OSError as error:  # ffmpeg's too
+        raise save_error(path, error) from error
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)

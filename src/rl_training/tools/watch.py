@@ -12,7 +12,7 @@ import typer
 from rl_training.envs.factory import has_screen
 from rl_training.tools.frames import Playback
 from rl_training.tools.overlay import Painter
-from rl_training.tools.video import PAUSE_SECONDS, cut_after, show_video, told
+from rl_training.tools.video import PAUSE_SECONDS, cut_line, episode_line, show_video
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -28,7 +28,7 @@ class NoWindow(Exception):
 
 
 class Window:
-    """Shows pictures of one size, so many per second, until it is closed."""
+    """Shows pictures of the same size at a fixed rate until it is closed."""
 
     def __init__(self, title: str, size: tuple[int, int], rate: float) -> None:
         self._rate = rate
@@ -38,14 +38,14 @@ class Window:
             self._screen = pygame.display.set_mode(size)
         except pygame.error as error:
             raise NoWindow(str(error)) from error
-        # Where no display answers, SDL draws into memory without a word, unless it was asked to.
+        # Where no display answers, SDL silently draws into memory, which may also be requested.
         if pygame.display.get_driver() in _INVISIBLE and not os.environ.get("SDL_VIDEODRIVER"):
             pygame.display.quit()
             raise NoWindow("the display does not answer")
         self._clock = pygame.time.Clock()
 
     def show(self, picture: Image.Image, seconds: float = 0.0) -> bool:
-        """Show a picture, and for longer if asked to; false once the window was closed."""
+        """Show a picture for a frame, or for `seconds`; false once the window was closed."""
         surface = pygame.image.frombytes(picture.tobytes(), picture.size, "RGB")
         for _ in range(max(1, round(seconds * self._rate))):
             if any(map(_closes, pygame.event.get())):
@@ -66,14 +66,14 @@ def _closes(event: pygame.event.Event) -> bool:
 
 
 def watch_or_record(managed: ManagedAlgorithm, source: Path, playback: Playback) -> None:
-    """Play episodes in a window, or where none can be opened say so and write the video."""
-    why = "no display is connected"
+    """Play episodes in a window, or write a video where none can be opened."""
+    reason = "no display is connected"
     if has_screen():
         try:
             return watch(managed, playback)
         except NoWindow as error:
-            why = f"no window can be opened ({error})"
-    typer.echo(f"{why}: writing a video instead", err=True)
+            reason = f"no window can be opened ({error})"
+    typer.echo(f"{reason}: writing a video instead", err=True)
     return show_video(managed, source, None, playback)
 
 
@@ -89,11 +89,11 @@ def watch(managed: ManagedAlgorithm, playback: Playback) -> None:
                 typer.echo("playing in a window; Esc or q closes it")
             still_open = window.show(picture, PAUSE_SECONDS if frame.ends else 0.0)
             if frame.ends:
-                typer.echo(told(frame.episode, frame.episode_return, frame.steps))
+                typer.echo(episode_line(frame.episode, frame.episode_return, frame.steps))
             if not still_open:
                 return
         if not frame.ends:
-            typer.echo(cut_after(playback.max_steps))
+            typer.echo(cut_line(playback.max_steps))
     finally:
         if window is not None:
             window.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,23 +21,23 @@ from rl_training.experiment.registry import load_agent, open_checkpoint, resolve
 from rl_training.runtime.saved_info import saved_info
 from rl_training.runtime.zoo import packaged_policies, policies_in
 from rl_training.storage.checkpoints import Checkpoint, write_checkpoint
-from rl_training.storage.files import save_error, with_retries
+from rl_training.storage.files import replace_directory
 from rl_training.storage.manifest import MANIFEST_NAME, damaged
 from rl_training.tools.evidence.card import Card, card_files, read_card
 from rl_training.tools.evidence.seeds import RUNS, Report, TrainedSeeds, train_seeds
 
 ZOO = Path("zoo")
 MAX_BYTES = 3 << 20
-"""The most that an agent may take in the wheel: all of them together must stay a small download."""
+"""Size limit of an agent in the wheel, so that all of them together stay a small download."""
 
 _KEPT = ("algo", "algo_path", "env_id", "updates", "execution", "device", "threads", "versions")
 
 
 class PolicyRecord(ConfigModel):
-    """Which seed a policy is of, and what it reached where it was trained.
+    """The seed of a policy and the return it reached where it was trained.
 
-    The return is over `episodes` episodes of the final policy. The seed is the median of a card,
-    which other processors may have made: `cpu` and the figures are of this policy's own run.
+    The return is over `episodes` episodes of the final policy. The seed is the median of a card
+    that may come from another processor; `cpu` and the return are those of this policy's run.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -65,7 +64,7 @@ class Policy:
 def make_policy(
     name: str, *, runs: Path = RUNS, output: Path | None = None, report: Report = print
 ) -> Path:
-    """Write the policy of a card's median seed; gives its directory.
+    """Write the policy of a card's median seed and return its directory.
 
     The seed's run is the one under `runs`/evidence, where `evidence run` trains it: kept if it is
     finished, else trained now.
@@ -77,7 +76,7 @@ def make_policy(
             f"{show_value(name)}{did_you_mean(name, cards) or '; see `rl-training evidence list`'}"
         )
     card = read_card(cards[name])
-    if card.config != name:  # the file may be anybody's
+    if card.config != name:  # a file may have any name
         raise RunError(f"{cards[name]}: expected the card of {name}, found {card.config!r:.80}")
     config = resolve_config(name).config
     config = config.with_changes(output_dir=str(runs / "evidence"), run_name=None)
@@ -89,20 +88,20 @@ def make_policy(
 
 
 def write_policy(card: Card, trained: TrainedSeeds, output: Path | None, report: Report) -> Path:
-    """Write the policy of a card's median seed from its run; gives its directory."""
+    """Write the policy of a card's median seed from its run and return its directory."""
     seed = card.median_seed
-    found = next(record for record in trained.records if record.seed == seed)
+    evaluated = next(record for record in trained.records if record.seed == seed)
     record = PolicyRecord(
         seed=seed,
-        return_mean=found.return_mean,
-        return_std=found.return_std,
-        episodes=found.episodes,
+        return_mean=evaluated.return_mean,
+        return_std=evaluated.return_std,
+        episodes=evaluated.episodes,
         cpu=trained.machine.cpu,
     )
     checkpoint, config = open_checkpoint(trained.run_dirs[seed])
-    if checkpoint.env_steps != found.steps:
+    if checkpoint.env_steps != evaluated.steps:
         raise CheckpointError(
-            f"{checkpoint.path}: expected the policy after {found.steps} steps, which was "
+            f"{checkpoint.path}: expected the policy after {evaluated.steps} steps, which was "
             f"evaluated, found the one after {checkpoint.env_steps}"
         )
     target = (output or ZOO) / card.config
@@ -127,28 +126,20 @@ def _write(checkpoint: Checkpoint, config: TrainConfig, record: PolicyRecord, ta
         "policy": record.to_plain(),
     }
 
-    def write() -> None:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".saving-") as folder:
-            source = write_checkpoint(
-                Path(folder),
-                kind="best",
-                env_steps=checkpoint.env_steps,
-                parts=agent.policy_parts(),
-                info=info,
-            )
-            if target.exists():
-                target.rename(Path(folder) / "replaced")
-            source.rename(target)
+    def write(folder: Path) -> Path:
+        return write_checkpoint(
+            folder,
+            kind="best",
+            env_steps=checkpoint.env_steps,
+            parts=agent.policy_parts(),
+            info=info,
+        )
 
-    try:
-        with_retries(write)
-    except OSError as error:
-        raise save_error(target, error) from error
+    replace_directory(target, write)
 
 
 def read_policy(name: str, path: Path) -> Policy:
-    """What a policy's manifest says of it."""
+    """A policy as its manifest describes it."""
     checkpoint = Checkpoint.open(path)
     try:
         record = PolicyRecord.model_validate(checkpoint.info.get("policy"))
@@ -170,8 +161,8 @@ def read_policies(folder: Path | None = None) -> list[Policy]:
     """The policies in a folder, by default those that come with the package."""
     if folder is not None and not folder.is_dir():
         raise UsageError(f"expected a folder of policies, found none at {folder}")
-    found = packaged_policies() if folder is None else policies_in(folder)
-    return [read_policy(name, path) for name, path in found.items()]
+    paths = packaged_policies() if folder is None else policies_in(folder)
+    return [read_policy(name, path) for name, path in paths.items()]
 
 
 def show_zoo(*, as_json: bool = False) -> None:

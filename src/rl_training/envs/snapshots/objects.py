@@ -139,7 +139,7 @@ class ObjectEncoder(Encoder):
     def _placeholder(self, value: np.ndarray, path: str) -> dict[str, Node]:
         """For an array, until all are known with which it may share memory."""
         self.check_dtype(value, path)
-        if shared_memory.mapped_file(value):
+        if shared_memory.writes_to_file(value):
             self.refuse(path, "an array in a mapped file")
         self.met_arrays.append(value)
         self._paths.append(path)
@@ -152,7 +152,7 @@ class ObjectEncoder(Encoder):
         if alone and shared_memory.has_plain_layout(first):
             nodes = [self._array(first, "")]
         elif not shared_memory.is_sparse(arrays):
-            buffer, layouts = shared_memory.stored(arrays)
+            buffer, layouts = shared_memory.pack(arrays)
             key = self.put("", buffer)
             nodes = [layout.node(key) for layout in layouts]
         elif alone or not shared_memory.share_elements(arrays):

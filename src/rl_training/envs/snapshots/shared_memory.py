@@ -1,8 +1,7 @@
-"""Arrays that are views of the same memory: as data, and as views of one buffer again.
+"""Arrays that share memory: saved as one buffer and a layout for each, restored as its views.
 
-`state = np.zeros(4); position = state[:2]` is one memory with two arrays on it. It is stored once,
-and each array says where in it its numbers are: a forged layout that leaves the buffer is refused
-before anything is made of it.
+In `state = np.zeros(4); position = state[:2]` two arrays share a buffer, which is stored
+once. A forged layout that leaves the buffer is refused before any array is made from it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from rl_training.storage.tensor_file import checked_shape
 from rl_training.storage.tree import Node, array_dtype
 
 _ALIGNMENT = 16  # of what NumPy allocates
-_GAPS = 4  # bytes stored for each byte that an array shows, where a buffer is not small
+_GAPS = 4  # bytes stored at most for each byte of an element, in a buffer that is not small
 _SMALL = 1 << 20
 _MAX_COMPARED = 100
 _MAX_WORK = 10_000
@@ -33,7 +32,7 @@ class Span(NamedTuple):
 
 
 def span_of(array: np.ndarray) -> Span:
-    """Where an array lies in memory, with the gaps between its elements."""
+    """The memory from the first to the last element of an array, gaps included."""
     low = high = int(array.__array_interface__["data"][0])
     for length, stride in zip(array.shape, array.strides, strict=True):
         reach = (length - 1) * stride
@@ -58,31 +57,31 @@ def overlapping(arrays: Sequence[np.ndarray]) -> list[list[int]]:
 
 
 def has_plain_layout(array: np.ndarray) -> bool:
-    """Whether its numbers alone, in C or Fortran order, make the array again."""
+    """Whether the elements in C or Fortran order suffice to restore the array."""
     flags = array.flags
     return not array.size or (flags.writeable and (flags.c_contiguous or flags.f_contiguous))
 
 
 def is_sparse(arrays: Sequence[np.ndarray]) -> bool:
-    """Whether most of the memory that the arrays span would be stored for nothing."""
+    """Whether most of the memory that the arrays span belongs to none of their elements."""
     spans = [span_of(array) for array in arrays]
     size = max(high for _, high in spans) - min(low for low, _ in spans)
-    return size > max(_SMALL, _GAPS * sum(_once(array).nbytes for array in arrays))
+    return size > max(_SMALL, _GAPS * sum(_without_repeats(array).nbytes for array in arrays))
 
 
 def share_elements(arrays: Sequence[np.ndarray]) -> bool:
     """Whether any two of the arrays have an element in common, or may have."""
     if len(arrays) > _MAX_COMPARED:
         return True
-    pairs = combinations(map(_once, arrays), 2)
-    shares: Callable[..., bool] = np.shares_memory  # NumPy's types know no other limit than none
+    pairs = combinations(map(_without_repeats, arrays), 2)
+    shares: Callable[..., bool] = np.shares_memory  # NumPy's stubs allow no other limit than None
     try:
         return any(shares(*pair, max_work=_MAX_WORK) for pair in pairs)
     except np.exceptions.TooHardError:
         return True
 
 
-def mapped_file(array: np.ndarray) -> bool:
+def writes_to_file(array: np.ndarray) -> bool:
     """Whether writing to the array would write to a file."""
     owner: object = array
     while isinstance(owner, np.ndarray | memoryview):
@@ -105,7 +104,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, array: np.ndarray, low: int) -> Layout:
-        """The layout of an array on the memory from `low` on."""
+        """The layout of an array in a buffer that begins at the address `low`."""
         offset = int(array.__array_interface__["data"][0]) - low
         flags = array.flags
         return cls(
@@ -114,7 +113,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def read(cls, node: dict[str, Node], size: int) -> Layout:
-        """The layout in a node; ValueError unless all of it is inside a buffer of that size."""
+        """The layout in a node; ValueError unless it lies within a buffer of that size."""
         dtype, shape = array_dtype(node["dtype"]), tuple(checked_shape(node["shape"]))
         start, offset, strides = node["start"], node["offset"], node["strides"]
         numbers = isinstance(strides, list) and all(
@@ -142,33 +141,33 @@ class Layout(NamedTuple):
         )
 
     def on(self, memory: np.ndarray, shift: int = 0) -> np.ndarray:
-        """The array on such memory, writeable."""
+        """A writeable array of this layout in `memory`."""
         array: np.ndarray = np.ndarray(
             self.shape, self.dtype, memory, self.offset + shift, self.strides
         )
         return array
 
     def fits(self, array: object) -> bool:
-        """Whether an array is laid out like this, wherever it is."""
+        """Whether an array has this layout, at whatever address."""
         if type(array) is not np.ndarray:
             return False
         same = array.dtype == self.dtype and array.shape == self.shape
         return same and array.strides == self.strides and array.flags.writeable == self.writeable
 
 
-def stored(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, list[Layout]]:
-    """The memory of overlapping arrays as bytes, zero where none has an element; their layouts."""
+def pack(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, list[Layout]]:
+    """The memory of overlapping arrays as bytes, with zeros in the gaps, and their layouts."""
     spans = [span_of(array) for array in arrays]
     low, high = min(low for low, _ in spans), max(high for _, high in spans)
     buffer = np.zeros(high - low, np.uint8)
     layouts = [Layout.of(array, low) for array in arrays]
     for array, layout in zip(arrays, layouts, strict=True):
-        _once(layout.on(buffer))[...] = _once(array)
+        _without_repeats(layout.on(buffer))[...] = _without_repeats(array)
     return buffer, layouts
 
 
 class Claims:
-    """Memory that belongs to a restored array already, so that no other is written over it."""
+    """Memory that restored arrays already occupy, so that none overwrites another."""
 
     def __init__(self, arrays: Iterable[np.ndarray] = ()) -> None:
         self._lows: list[int] = []
@@ -207,15 +206,15 @@ class Memory:
         self._memory = np.zeros(first.start + saved.size, np.uint8)
         self._memory[first.start :] = saved
         self._live = False
-        # The memory of a read-only array may be that of a constant.
+        # A read-only array may be a constant that others use.
         if isinstance(old, np.ndarray) and first.fits(old) and first.writeable:
             self._move(first, old, claims)
 
     def view(self, layout: Layout, old: object) -> np.ndarray:
-        """The array of that layout: `old` if it lies there already."""
+        """The array of that layout; `old` itself if it is already that view."""
         array = layout.on(self._memory, self._shift)
         if self._live:
-            _once(array)[...] = _once(layout.on(self._saved))
+            _without_repeats(array)[...] = _without_repeats(layout.on(self._saved))
         array.flags.writeable = layout.writeable
         if isinstance(old, np.ndarray) and layout.fits(old) and span_of(old) == span_of(array):
             return old
@@ -239,7 +238,7 @@ class Memory:
             self._memory, self._shift, self._live = memory, shift, True
 
 
-def _once(array: np.ndarray) -> np.ndarray:
-    """The array without the repetitions of a broadcast."""
+def _without_repeats(array: np.ndarray) -> np.ndarray:
+    """The array without the repeated elements of a broadcast."""
     index = (*(slice(None) if stride else slice(1) for stride in array.strides), ...)
     return array[index]

@@ -6,17 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from rl_training.tools.charts import Chart, Rule
-from rl_training.tools.curves import chart_of, results_of_card
+from rl_training.tools.curves import chart_of
 from rl_training.tools.evidence.card import Card, write_with_parents
 from rl_training.tools.plotting import (
     draw_chart,
     draw_note,
     new_figure,
-    own_style,
+    package_style,
     paper_name,
     picture,
     require_matplotlib,
 )
+from rl_training.tools.results import results_of_card
 
 BIAS = "q_bias_normalized_mean"
 """What the callback QBias measures; a card that has it shows it below the returns."""
@@ -31,7 +32,7 @@ def draw_card(card: Card, path: Path) -> None:
     """Write the picture; the same card gives the same bytes with the same matplotlib."""
     require_matplotlib()
     charts = card_charts(card)
-    with own_style():
+    with package_style():
         figure = new_figure(*_SIZE_INCHES)
         frames = figure.subplots(len(charts), squeeze=False, sharex=True)[:, 0]
         for axes, chart in zip(frames, charts, strict=True):

@@ -9,17 +9,18 @@ from pathlib import Path
 
 from rl_training.storage.runs import slug
 from rl_training.tools.charts import Chart
-from rl_training.tools.curves import Results, chart_of, labelled, results_of_card
+from rl_training.tools.curves import chart_of
 from rl_training.tools.evidence.card import Card, write_with_parents
 from rl_training.tools.evidence.plot import DRAWING
 from rl_training.tools.plotting import (
     draw_chart,
     draw_note,
     new_figure,
-    own_style,
+    package_style,
     picture,
     require_matplotlib,
 )
+from rl_training.tools.results import Results, labelled, results_of_card
 
 COMPARABLE = 4
 """Budgets of which none is more than this many times another share a panel."""
@@ -59,7 +60,7 @@ def draw_task(figure: TaskFigure, path: Path) -> None:
     """Write the figure; the same cards give the same bytes with the same matplotlib."""
     require_matplotlib()
     count = len(figure.charts)
-    with own_style():
+    with package_style():
         canvas = new_figure(_WIDTH_OF_PANEL * count if count > 1 else 9.0, _HEIGHT)
         panels = canvas.subplots(1, count, squeeze=False, sharey=True)[0]
         colours = 0

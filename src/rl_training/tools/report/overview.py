@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,27 +18,20 @@ from rl_training.experiment.statistics import (
 )
 from rl_training.storage.runs import list_runs
 from rl_training.tools.charts import Chart, Curve
-from rl_training.tools.curves import (
-    MIN_SEEDS_OF_BAND,
-    Results,
-    SeedCurve,
-    chart_of,
-    read_results,
-)
-from rl_training.tools.lines import shared_points
+from rl_training.tools.curves import MIN_SEEDS_OF_BAND, chart_of, shared_points
 from rl_training.tools.markup import Markup, element
-from rl_training.tools.report.compared import results_section
+from rl_training.tools.report.comparison_section import results_section
 from rl_training.tools.report.page import (
     SMALL,
     SMALL_POINTS,
     Cell,
-    amount,
-    cell,
     figure,
-    figure_of,
+    format_number,
+    format_return,
     grid,
     key_figure,
     note,
+    number_cell,
     render,
     section,
     small_figure,
@@ -54,21 +46,22 @@ from rl_training.tools.report.run_page import (
     TRAINING,
     algorithm,
     history_section,
-    kind_of_metric,
+    metric_order,
     readable,
     settings_section,
 )
-from rl_training.tools.svg import draw_chart, thin
+from rl_training.tools.results import Results, SeedCurve, read_results, settings_key
+from rl_training.tools.svg import downsample, draw_chart
 
 POINTS = 120
-"""Steps at which seeds are averaged, in a chart across the page."""
+"""Points of a curve in a chart across the page."""
 MAX_ROWS = 20
-"""Seeds in a table that is open from the start."""
+"""Rows up to which the table of seeds is shown expanded."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """The seeds of one configuration, and what their run directories say; a card has none."""
+    """The seeds of one configuration, and the records of their runs; a card has none."""
 
     results: Results
     records: tuple[Record, ...]
@@ -81,35 +74,37 @@ class Group:
         found = (r.number("eval_return_mean") for r in self.records if r.info.status == "finished")
         return tuple(value for value in found if value is not None)
 
-    def with_metric(self, metric: str, most: int) -> Results | None:
-        """The same seeds with another metric, at `most` steps; None if no seed has it."""
+    def with_metric(self, metric: str, max_points: int) -> Results | None:
+        """The same seeds with another metric, at `max_points` steps; None if no seed has it."""
         if not self.records:
             return self.results if metric == self.results.metric else None
         points: dict[int, dict[int, float]] = {}
         for record in self.records:
             if (series := record.series.get(metric)) is not None:
-                # Of several rows with one step the last counts, such as that of the final policy.
+                # Of several rows with the same step the last counts, that of the final policy.
                 known = dict(zip(map(int, series.steps), series.values, strict=True))
                 points[record.info.seed or 0] = known
-        shared = _shared_steps(list(points.values()), most)
+        shared = _shared_steps(list(points.values()), max_points)
         seeds = []
         for seed, known in points.items():
-            steps = shared or _thinned(sorted(known), known, most)
+            steps = shared or _downsampled(sorted(known), known, max_points)
             seeds.append(SeedCurve(seed, steps, tuple(known[step] for step in steps)))
         return replace(self.results, metric=metric, seeds=tuple(seeds)) if seeds else None
 
 
-def _shared_steps(curves: Sequence[Mapping[int, float]], most: int) -> tuple[int, ...]:
-    """Of long curves the steps that all have and that show all peaks of their mean."""
+def _shared_steps(curves: Sequence[Mapping[int, float]], max_points: int) -> tuple[int, ...]:
+    """Steps common to long curves at which their mean keeps its shape; none for short ones."""
     shared = sorted(set(curves[0]).intersection(*curves[1:])) if curves else []
-    if len(shared) <= most:
+    if len(shared) <= max_points:
         return ()
     means = {step: sum(curve[step] for curve in curves) / len(curves) for step in shared}
-    return _thinned(shared, means, most)
+    return _downsampled(shared, means, max_points)
 
 
-def _thinned(steps: Sequence[int], values: Mapping[int, float], most: int) -> tuple[int, ...]:
-    return tuple(steps[i] for i in thin(steps, [values[step] for step in steps], most))
+def _downsampled(
+    steps: Sequence[int], values: Mapping[int, float], max_points: int
+) -> tuple[int, ...]:
+    return tuple(steps[i] for i in downsample(steps, [values[step] for step in steps], max_points))
 
 
 def read_groups(paths: Sequence[Path]) -> list[Group]:
@@ -125,21 +120,15 @@ def read_groups(paths: Sequence[Path]) -> list[Group]:
 
 
 def _records_of(results: Results, records: Iterable[Record]) -> Iterator[Record]:
-    """The runs of a group: those in its directory, and those with the same configuration."""
+    """The runs of a group: those in its directory and others with the same configuration."""
     if results.path.is_file():
         return
     alike = [r for r in records if (r.info.algo, r.info.env_id) == (results.algo, results.env_id)]
     inside = [r for r in alike if results.path in (r.info.path, r.info.path.parent)]
-    configurations = {_fingerprint(record) for record in inside[:1]}
+    configurations = {settings_key(record.config) for record in inside[:1]}
     for record in sorted(alike, key=lambda r: r.info.seed or 0):
-        if _fingerprint(record) in configurations:
+        if settings_key(record.config) in configurations:
             yield record
-
-
-def _fingerprint(record: Record) -> str:
-    apart = ("seed", "output_dir", "run_name")
-    kept = {key: value for key, value in record.config.items() if key not in apart}
-    return json.dumps(kept, sort_keys=True, default=str)
 
 
 def overview_page(groups: Sequence[Group]) -> str:
@@ -151,7 +140,7 @@ def overview_page(groups: Sequence[Group]) -> str:
         Markup() if several else element("dl", *_figures(groups[0]), class_="figures"),
         _results(groups) if several else Markup(),
         *_curves(groups, tasks),
-        section("Over the run", grid(_metrics(groups, tasks))),
+        section("Other metrics", grid(_metrics(groups, tasks))),
         section("Seeds", _seeds_table(groups)),
     ]
     if not several and groups[0].records:
@@ -201,16 +190,16 @@ def _figures(group: Group) -> Iterator[Markup]:
         if len(finals) >= MIN_SEEDS_OF_BAND:
             low, high = bootstrap_interval(finals)
             name += ", 95 % interval"
-            small = element("small", f" {figure_of(low)} to {figure_of(high)}")
-        yield key_figure(name, figure_of(interquartile_mean(finals)), small, main=True)
+            small = element("small", f" {format_return(low)} to {format_return(high)}")
+        yield key_figure(name, format_return(interquartile_mean(finals)), small, main=True)
         if len(finals) > 1:
-            yield key_figure("lowest seed", figure_of(min(finals)))
-            yield key_figure("highest seed", figure_of(max(finals)))
-    yield key_figure("environment steps of a seed", amount(float(group.results.budget)))
+            yield key_figure("lowest seed", format_return(min(finals)))
+            yield key_figure("highest seed", format_return(max(finals)))
+    yield key_figure("environment steps of a seed", format_number(float(group.results.budget)))
     if times := [t for r in records if (t := r.number("wall_time_s")) is not None]:
         yield key_figure("wall-clock time of a seed", format_duration(sum(times) / len(times)))
     if speeds := [v for r in records if (v := r.number("steps_per_second")) is not None]:
-        yield key_figure("steps per second", amount(sum(speeds) / len(speeds)))
+        yield key_figure("steps per second", format_number(sum(speeds) / len(speeds)))
 
 
 def _results(groups: Sequence[Group]) -> Markup:
@@ -226,19 +215,19 @@ def _results_table(groups: Sequence[Group]) -> Markup:
         mean = interquartile_mean(finals) if finals else None
         interval = "\u2013"
         if len(finals) >= MIN_SEEDS_OF_BAND:
-            interval = " to ".join(map(figure_of, bootstrap_interval(finals)))
+            interval = " to ".join(map(format_return, bootstrap_interval(finals)))
         times = [t for r in group.records if (t := r.number("wall_time_s")) is not None]
         seconds = sum(times) / len(times) if times else None
         rows.append(
             [
                 results.name,
                 results.task,
-                cell(float(len(finals)), 0),
-                cell(mean),
+                number_cell(float(len(finals)), 0),
+                number_cell(mean),
                 Cell(interval, mean),
-                cell(min(finals, default=None)),
-                cell(max(finals, default=None)),
-                cell(float(results.budget), 0),
+                number_cell(min(finals, default=None)),
+                number_cell(max(finals, default=None)),
+                number_cell(float(results.budget), 0),
                 Cell("\u2013" if seconds is None else format_duration(seconds), seconds),
             ]
         )
@@ -263,16 +252,16 @@ def _chart(groups: Sequence[Group], task: str, metric: str) -> Chart | None:
         return None
     chart = chart_of(found, title=readable(metric))
     curves = iter(chart.curves)
-    whole = tuple(next(curves) if one is not None else _absent(g) for g, one in drawn)
+    whole = tuple(next(curves) if one is not None else _empty_curve(g) for g, one in drawn)
     return replace(chart, curves=whole, y_label="")
 
 
 def _small_chart(groups: Sequence[Group], metric: str) -> Chart:
-    """The same in little: the interquartile means, of a single group with its seeds behind."""
+    """A small chart: interquartile means, and the single seeds if there is only one group."""
     curves = []
     for group in groups:
         if (results := group.with_metric(metric, SMALL_POINTS)) is None:
-            curves.append(_absent(group))
+            curves.append(_empty_curve(group))
             continue
         lines = [(np.asarray(s.steps, float), np.asarray(s.values)) for s in results.seeds]
         x, rows = shared_points(lines)
@@ -288,16 +277,16 @@ def _small_chart(groups: Sequence[Group], metric: str) -> Chart:
     return Chart(title=readable(metric), x_label="", y_label="", curves=tuple(curves))
 
 
-def _absent(group: Group) -> Curve:
-    """Keeps the colour of a group that a chart has no curve of."""
+def _empty_curve(group: Group) -> Curve:
+    """Takes the place of a group without the metric, so that the others keep their colours."""
     return Curve(label=group.results.name, x=(), y=())
 
 
 def _metrics(groups: Sequence[Group], tasks: Sequence[str]) -> Iterator[Markup]:
-    """Everything else that was logged, drawn small; across tasks only the speed compares."""
+    """Small charts of all other metrics, one for each task."""
     names = dict.fromkeys(name for g in groups for r in g.records for name in r.series)
     left = [name for name in names if name not in (EVAL, TRAINING, "eval/return_std")]
-    left.sort(key=lambda name: (name.startswith("train/"), *kind_of_metric(name), name))
+    left.sort(key=lambda name: (name.startswith("train/"), *metric_order(name), name))
     shown = [
         (name, task)
         for task in tasks
@@ -308,16 +297,16 @@ def _metrics(groups: Sequence[Group], tasks: Sequence[str]) -> Iterator[Markup]:
     for name, task in shown[:MAX_CHARTS]:
         here = [group for group in groups if group.results.task == task]
         drawing = draw_chart(
-            _small_chart(here, name), width=width, height=height, most=SMALL_POINTS
+            _small_chart(here, name), width=width, height=height, max_points=SMALL_POINTS
         )
         caption = readable(name) + (f", {task}" if len(tasks) > 1 else "")
         yield small_figure(caption, drawing)
 
 
 def _comparable(name: str, groups: Sequence[Group]) -> bool:
-    """Whether a metric has changed, and two groups have it where there are several."""
+    """Whether a metric changes and, of several groups, at least two have it."""
     if len(groups) > 1 and (name in TARGETS or any(word in name for word in SCHEDULES)):
-        return False  # what was set, or beside what is drawn already
+        return False  # schedules follow from the settings; targets are drawn beside the Q-values
     have = [group for group in groups if any(name in r.series for r in group.records)]
     changed = any(not r.series[name].constant for g in have for r in g.records if name in r.series)
     return changed and len(have) >= min(2, len(groups))
@@ -337,10 +326,10 @@ def _seeds_table(groups: Sequence[Group]) -> Markup:
                     *name,
                     info.status,
                     info.path.name,
-                    cell(None if info.seed is None else float(info.seed), 0),
-                    cell(record.number("eval_return_mean")),
-                    cell(record.number("eval_return_std")),
-                    cell(float(info.env_steps), 0),
+                    number_cell(None if info.seed is None else float(info.seed), 0),
+                    number_cell(record.number("eval_return_mean")),
+                    number_cell(record.number("eval_return_std")),
+                    number_cell(float(info.env_steps), 0),
                     Cell("\u2013" if seconds is None else format_duration(seconds), seconds),
                 ]
             )
@@ -357,16 +346,16 @@ def _row_of_card(seed: SeedCurve) -> list[Cell | str]:
     return [
         seed.status,
         "card",
-        cell(float(seed.seed), 0),
-        cell(seed.final),
-        cell(None),
-        cell(steps, 0),
-        cell(None),
+        number_cell(float(seed.seed), 0),
+        number_cell(seed.final),
+        number_cell(None),
+        number_cell(steps, 0),
+        number_cell(None),
     ]
 
 
 def _settings_table(groups: Sequence[Group]) -> Markup:
-    """What some configuration sets other than by default, where it differs between them."""
+    """Settings that differ between the configurations, and from a default in at least one."""
     known = [group for group in groups if group.records]
     configs = [group.records[0].config for group in known]
     names = dict.fromkeys(setting.name for config in configs for setting in settings(config))

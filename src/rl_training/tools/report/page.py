@@ -1,4 +1,4 @@
-"""The frame of a report: one HTML file that needs nothing else and lets nothing else in."""
+"""The layout of a report: one self-contained HTML file, into which nothing else is loaded."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from rl_training.tools.markup import Markup, element, join
 from rl_training.tools.svg import draw_chart
 
 MARKER = '<meta name="generator" content="rl-training report"/>'
-"""By which a file is known to be a report, which may be overwritten."""
+"""Identifies a file as a report, which may be overwritten."""
 
 WIDE, NARROW, SMALL = (912, 330), (358, 280), (285, 160)
-"""Pixels of a chart across the page, of the same on a phone, and of one of three in a row."""
+"""Width and height in pixels of a chart across the page, on a phone, and of three in a row."""
 
 SMALL_POINTS = 60
-"""Points of a curve in a small chart; half of them are peaks, the other half dips."""
+"""Points of a curve in a small chart, half of them maxima, half minima."""
 LONGEST_LINE = 28
-"""Characters of a cell that is kept on one line."""
+"""Characters up to which a cell stays on one line."""
 
-_NO_NUMBER = "\u2013"
+_DASH = "\u2013"
 
 
 class Cell(NamedTuple):
-    """What a table shows of a value, and by what it is sorted."""
+    """The text of a table cell, and the number to sort it by."""
 
     text: str
     value: float | None = None
@@ -41,7 +41,7 @@ def _asset(name: str) -> Markup:
 
 
 def content_security_policy() -> str:
-    """Nothing is loaded or run but the style and script of the page itself, by their hashes."""
+    """Allows only the page's own style and script, identified by their hashes."""
 
     def allowed(name: str) -> str:
         digest = hashlib.sha256(_asset(name).encode()).digest()
@@ -54,7 +54,7 @@ def content_security_policy() -> str:
 
 
 def render(title: str, heading: Iterable[str], body: Iterable[str]) -> str:
-    """The whole page; `heading` stands beside the title."""
+    """The whole page; `heading` follows the title."""
     policy = element(
         "meta", http_equiv="Content-Security-Policy", content=content_security_policy()
     )
@@ -70,7 +70,7 @@ def render(title: str, heading: Iterable[str], body: Iterable[str]) -> str:
 
 
 def section(title: str, *content: str) -> Markup:
-    """A part of the page, left out if there is nothing in it."""
+    """A titled part of the page, left out if it is empty."""
     inside = join(content)
     return element("section", element("h2", title), inside) if inside else Markup()
 
@@ -78,11 +78,13 @@ def section(title: str, *content: str) -> Markup:
 def figure(chart: Chart, *, caption: str = "") -> Markup:
     """A chart across the page, drawn a second time for the width of a phone."""
     drawings = [
-        element("div", draw_chart(chart, width=width, height=height, most=most), class_=name)
-        for name, (width, height), most in (("wide", WIDE, 160), ("narrow", NARROW, 60))
+        element(
+            "div", draw_chart(chart, width=width, height=height, max_points=points), class_=name
+        )
+        for name, (width, height), points in (("wide", WIDE, 160), ("narrow", NARROW, 60))
     ]
     heading = element("figcaption", caption) if caption else Markup()
-    note = element("p", chart.note, class_="soft") if getattr(chart, "note", "") else Markup()
+    note = element("p", chart.note, class_="soft") if chart.note else Markup()
     return element("figure", heading, *drawings, note)
 
 
@@ -99,7 +101,7 @@ def grid(figures: Iterable[Markup]) -> Markup:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Cell | str]], numeric: int = 99) -> Markup:
-    """A table to sort; the columns from `numeric` on hold numbers."""
+    """A sortable table; the columns from `numeric` on hold numbers."""
 
     def name(column: int, content: str = "") -> str | None:
         length = ("short" if len(content) <= LONGEST_LINE else "long") if content else None
@@ -123,37 +125,37 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Cell | str]], numeric: in
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> Markup:
-    """Names with what they are, without those that are nothing."""
+    """A list of names and their descriptions, without the empty ones."""
     rows = [element("dt", name) + element("dd", text) for name, text in pairs if text]
     return element("dl", *rows, class_="facts") if rows else Markup()
 
 
 def key_figure(name: str, value: str, small: str = "", *, main: bool = False) -> Markup:
-    """A figure above its name; `main` is the one that matters."""
+    """A figure with its name; `main` emphasises it."""
     inside = element("dt", name) + element("dd", value, small)
     return element("div", inside, class_="main" if main else None)
 
 
 def note(text: str, kind: str = "") -> Markup:
-    """A remark that is not to be missed."""
+    """A highlighted remark."""
     return element("p", text, class_=f"note {kind}".strip())
 
 
-def amount(value: float | None, digits: int = 0) -> str:
-    """A number for people, or a dash."""
-    return _NO_NUMBER if value is None else f"{value:,.{digits}f}".replace("-", "\u2212")
+def format_number(value: float | None, digits: int = 0) -> str:
+    """A number with thousands separators, or a dash."""
+    return _DASH if value is None else f"{value:,.{digits}f}".replace("-", "\u2212")
 
 
-def figure_of(value: float | None) -> str:
-    """A return: with one decimal, or to three digits where it is small; or a dash."""
+def format_return(value: float | None) -> str:
+    """A return with one decimal, three significant digits if it is below 10, or a dash."""
     if value is None:
-        return _NO_NUMBER
+        return _DASH
     if abs(value) >= 1e9:
         return f"{value:.4g}".replace("-", "\u2212")
     small = 0 < abs(value) < 10
     return (f"{value:.3g}" if small else f"{value:,.1f}").replace("-", "\u2212")
 
 
-def cell(value: float | None, digits: int | None = None) -> Cell:
-    """A number in a table."""
-    return Cell(figure_of(value) if digits is None else amount(value, digits), value)
+def number_cell(value: float | None, digits: int | None = None) -> Cell:
+    """A table cell with a number; a return unless `digits` is given."""
+    return Cell(format_return(value) if digits is None else format_number(value, digits), value)

@@ -1,13 +1,13 @@
-"""What a run directory says of its run, read without trusting it.
+"""A run as its directory describes it, read without trusting it.
 
-A file that is missing, damaged or a link leaves out what it would tell, and a note says so.
+Files that are missing or links are skipped, and so are damaged ones, which a note names.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,16 @@ from rl_training.storage.runs import (
     METADATA_NAME,
     SUMMARY_NAME,
     RunInfo,
+    finite_number,
     printable,
     run_info,
 )
 
 VIDEOS = {"mp4": "video/mp4", "webp": "image/webp", "gif": "image/gif"}
 MAX_VIDEO_BYTES = 2_000_000
-"""A larger video is linked: the page has to fit a mail."""
+"""A larger video is linked, so that the page can be sent by mail."""
 MAX_SERIES = 200
-"""Metrics of different names; a run of this package logs about twenty."""
+"""Distinct metrics; a run of this package logs about twenty."""
 
 _NAMING = frozenset({"algo", "env_id", "seed", "output_dir", "run_name"})
 
@@ -53,7 +54,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Setting:
-    """A value of the configuration that is not the default; `default` is None if none is known."""
+    """A value of the configuration other than the default, which is None if it is not known."""
 
     name: str
     value: str
@@ -62,7 +63,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Record:
-    """A run as its directory describes it."""
+    """What is known of a run; `notes` name the files that could not be read."""
 
     info: RunInfo
     summary: Mapping[str, Any]
@@ -72,22 +73,15 @@ class Record:
     divergences: tuple[Mapping[str, Any], ...] = ()
     video: Path | None = None
     notes: tuple[str, ...] = ()
-    returns: tuple[float, ...] = field(default=())
+    returns: tuple[float, ...] = ()
 
     def number(self, name: str) -> float | None:
         """A number of the summary; None if it is missing or something else."""
-        return number(self.summary.get(name))
-
-
-def number(value: object) -> float | None:
-    """A finite number of a plausible size; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if abs(value) < MAX_NUMBER else None
+        return finite_number(self.summary.get(name))
 
 
 def read_record(path: Path) -> Record:
-    """The run in a directory; RunError if there is no sign of one."""
+    """The run in a directory; RunError if there is none."""
     if not any((path / name).is_file() for name in (METADATA_NAME, CONFIG_NAME, SUMMARY_NAME)):
         raise RunError(
             f"expected a run directory or an experiment, found no {METADATA_NAME} in {path}; "
@@ -140,7 +134,7 @@ def _config(path: Path, notes: list[str]) -> dict[str, Any]:
 
 def _numbers(values: object) -> Iterator[float]:
     for value in values if isinstance(values, list) else ():
-        if (known := number(value)) is not None:
+        if (known := finite_number(value)) is not None:
             yield known
 
 
@@ -156,11 +150,12 @@ def _series(path: Path, notes: list[str]) -> dict[str, Series]:
         return {}
     found: dict[str, tuple[list[float], list[float], list[float]]] = {}
     for row in rows:
-        step, seconds = number(row.pop("global_step", None)), number(row.pop("wall_time_s", None))
+        step = finite_number(row.pop("global_step", None))
+        seconds = finite_number(row.pop("wall_time_s", None))
         if step is None:
             continue
         for name, value in row.items():
-            if (known := number(value)) is None:
+            if (known := finite_number(value)) is None:
                 continue
             if name not in found and len(found) < MAX_SERIES:
                 found[name] = ([], [], [])
@@ -173,7 +168,7 @@ def _series(path: Path, notes: list[str]) -> dict[str, Series]:
 
 
 def _divergences(folder: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
-    """What was written at the first values that were not finite."""
+    """The reports of values that were not finite."""
     if folder.is_symlink() or not folder.is_dir():
         return
     names = (path for path in folder.iterdir() if re.fullmatch(r"step_\d{12}\.json", path.name))
@@ -191,16 +186,16 @@ def _video(path: Path) -> Path | None:
 
 
 def all_settings(config: Mapping[str, Any]) -> dict[str, str]:
-    """Every setting in words, but for what names the run."""
+    """Every setting as text, but for those that name the run."""
     given = {key: value for key, value in config.items() if key not in _NAMING}
     return {name.removeprefix("algo_kwargs."): _text(v) for name, v in _leaves(given)}
 
 
 def settings(config: Mapping[str, Any]) -> list[Setting]:
-    """What a configuration sets other than the defaults of its algorithm.
+    """The settings that differ from the defaults of the algorithm.
 
-    Those of an algorithm that is not of this package are not known: its code is not imported, as
-    the name stands in the run's files.
+    The defaults of a custom algorithm are not known: its code is not imported, as its name comes
+    from the run's files.
     """
     algo = config.get("algo")
     spec = packaged_specs().get(algo) if isinstance(algo, str) else None
@@ -219,7 +214,7 @@ def settings(config: Mapping[str, Any]) -> list[Setting]:
 
 
 def _leaves(mapping: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value by its dotted path; what stands for one thing, such as a schedule, is one."""
+    """Every value by its dotted path, down to the second level: a schedule is one value."""
     for key, value in mapping.items():
         name = f"{above}{key}"
         if not above and isinstance(value, dict) and value:
@@ -229,9 +224,9 @@ def _leaves(mapping: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, 
 
 
 def _text(value: object) -> str:
-    """A setting in a few words: a schedule as `1 to 0.04 over 16 %`, the rest as it is written."""
+    """A setting as text: a schedule is `1 to 0.04 over 16 %`."""
     if isinstance(value, dict) and value.keys() == {"initial", "final", "kind", "fraction"}:
-        initial, final, share = (number(value[k]) for k in ("initial", "final", "fraction"))
+        initial, final, share = (finite_number(value[k]) for k in ("initial", "final", "fraction"))
         if initial is not None and final is not None and share is not None:
             if initial == final:
                 return f"{initial:g}"
@@ -241,14 +236,8 @@ def _text(value: object) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "none"}[value]
     if isinstance(value, int | float):
-        whole = isinstance(value, int)
-        return (
-            str(value)[:40]
-            if not abs(value) < MAX_NUMBER
-            else f"{value:,}"
-            if whole
-            else f"{value:g}"
-        )
+        form = "," if isinstance(value, int) else "g"
+        return f"{value:{form}}" if abs(value) < MAX_NUMBER else str(value)[:40]
     if isinstance(value, list):
         return ", ".join(map(_text, value[:50])) or "none"
     return str(value)[:400]

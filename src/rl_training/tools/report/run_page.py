@@ -14,15 +14,16 @@ from urllib.parse import quote
 from rl_training.data.memory import format_duration
 from rl_training.runtime.spec_table import packaged_specs
 from rl_training.storage.files import read_ordinary
+from rl_training.storage.runs import finite_number
 from rl_training.tools.charts import Chart, Curve
 from rl_training.tools.markup import Markup, element, join
 from rl_training.tools.report.page import (
     SMALL,
     SMALL_POINTS,
-    amount,
     facts,
     figure,
-    figure_of,
+    format_number,
+    format_return,
     grid,
     key_figure,
     note,
@@ -36,7 +37,6 @@ from rl_training.tools.report.record import (
     VIDEOS,
     Record,
     Series,
-    number,
     settings,
 )
 from rl_training.tools.svg import draw_chart, draw_histogram
@@ -46,7 +46,7 @@ EVAL, TRAINING = "eval/return_mean", "rollout/episode_return"
 SPEED = "time/steps_per_second"
 MAX_CHARTS = 18
 POINTS_OF_ALL = 600
-"""In all small charts together, so that a run with many metrics still fits a mail."""
+"""Points in all small charts together, so that a run with many metrics can be sent by mail."""
 
 _NAMES = {
     EVAL: "evaluation return",
@@ -69,21 +69,21 @@ _ELSEWHERE = {EVAL, TRAINING, SPEED, "rollout/episode_length", "eval/return_std"
 
 
 def run_page(record: Record, folder: Path) -> str:
-    """The page of a run, to be written in a folder."""
+    """The page of a run; links are relative to `folder`."""
     info = record.info
-    main = _shown_curves(record)
+    main = _learning_curves(record)
     body = [
         *_remarks(record),
         _opening(record, folder),
         section("Learning curve", figure(main)) if main.curves else Markup(),
-        section("How it went", grid(_course(record))),
+        section("Episodes and speed", grid(_episodes_and_speed(record))),
         section("Q bias", grid(_bias(record))),
         section("Losses and values", grid(_losses(record))),
         settings_section(record),
         history_section(record),
     ]
     seed = "" if info.seed is None else f" \u00b7 seed {info.seed}"
-    started = "" if info.started_at is None else f" \u00b7 {day(record.metadata)}"
+    started = "" if info.started_at is None else f" \u00b7 {start_time(record.metadata)}"
     status = element("span", info.status, class_=f"status {info.status}")
     place = f"{seed}{started} \u00b7 {info.path.resolve().name}"
     return render(
@@ -94,13 +94,13 @@ def run_page(record: Record, folder: Path) -> str:
 
 
 def algorithm(name: str) -> str:
-    """An algorithm by its title, where it is of this package."""
+    """The title of a packaged algorithm, or the name of another."""
     spec = packaged_specs().get(name)
     return spec.title if spec is not None else name or "An unknown algorithm"
 
 
-def day(metadata: Mapping[str, Any]) -> str:
-    """When a run or a session of it began, in words."""
+def start_time(metadata: Mapping[str, Any]) -> str:
+    """When a run or a session of it began, such as `5 March 2026, 14:30 UTC`."""
     try:
         started = datetime.fromisoformat(str(metadata.get("started_at"))[:100])
     except ValueError:
@@ -114,16 +114,16 @@ def _remarks(record: Record) -> Iterator[Markup]:
     if error := record.summary.get("error") if status == "failed" else None:
         yield note(f"The run failed: {str(error)[:2000]}", "failed")
     for report in record.divergences:
-        at = amount(number(report.get("env_steps")))
+        at = format_number(finite_number(report.get("env_steps")))
         origin = str(report.get("origin"))[:200]
         yield note(f"Learning diverged: the {origin} was not finite at step {at}.", "failed")
     if status == "running":
-        yield note("The run goes on; this is what it had written when the report was made.")
+        yield note("The run is still live; this is what it had logged when the report was made.")
     if status == "interrupted":
         command = element("code", "rl-training resume")
-        yield note(join(["The run was interrupted and saved; ", command, " goes on with it."]))
+        yield note(join(["The run was interrupted and saved; ", command, " continues it."]))
     if status == "killed":
-        yield note("The run ended without a word: the figures are those of its last log row.")
+        yield note("The run was killed; the figures are those of its last log row.")
     if reason := record.summary.get("stop_reason"):
         yield note(f"Stopped early: {str(reason)[:500]}")
     yield from (note(text) for text in record.notes)
@@ -139,12 +139,12 @@ def _opening(record: Record, folder: Path) -> Markup:
 def _figures(record: Record) -> Iterator[Markup]:
     info, series = record.info, record.series
     yield from _main_figure(record)
-    planned = number(record.config.get("total_timesteps"))
+    planned = finite_number(record.config.get("total_timesteps"))
     unfinished = info.status != "finished" and planned is not None
-    steps = f"{STEPS} of {amount(planned)}" if unfinished else STEPS
-    yield key_figure(steps, amount(float(info.env_steps)))
+    steps = f"{STEPS} of {format_number(planned)}" if unfinished else STEPS
+    yield key_figure(steps, format_number(float(info.env_steps)))
     if (updates := record.number("updates")) is not None:
-        yield key_figure("updates", amount(updates))
+        yield key_figure("updates", format_number(updates))
     seconds = record.number("wall_time_s")
     if seconds is None and series:
         seconds = max(max(s.seconds) for s in series.values())
@@ -152,35 +152,33 @@ def _figures(record: Record) -> Iterator[Markup]:
         yield key_figure("wall-clock time", format_duration(seconds))
         speed = record.number("steps_per_second")
         yield key_figure(
-            "steps per second", amount(info.env_steps / seconds if speed is None else speed)
+            "steps per second", format_number(info.env_steps / seconds if speed is None else speed)
         )
     best = record.number("best_eval_return_mean")
     if best is not None and best != record.number("eval_return_mean"):
-        yield key_figure("best evaluation", figure_of(best))
+        yield key_figure("best evaluation", format_return(best))
     if TRAINING in series and ("eval_return_mean" in record.summary or EVAL in series):
-        yield key_figure("latest training return", figure_of(series[TRAINING].values[-1]))
+        yield key_figure("latest training return", format_return(series[TRAINING].values[-1]))
 
 
 def _main_figure(record: Record) -> Iterator[Markup]:
-    """The return: of the final policy, or else of the latest evaluation or of training."""
+    """The return of the final policy, or else of the latest evaluation, or of training."""
     returns, final = record.returns, record.number("eval_return_mean")
     spread, series = record.number("eval_return_std"), record.series
     if final is not None:
         over = (
-            f" over {_counted(len(returns), 'episode')}, \u00b1 standard deviation"
-            if returns
-            else ""
+            f" over {_count(len(returns), 'episode')}, \u00b1 standard deviation" if returns else ""
         )
-        small = "" if spread is None else element("small", f" \u00b1 {figure_of(spread)}")
+        small = "" if spread is None else element("small", f" \u00b1 {format_return(spread)}")
         name = "evaluation return of the final policy" + over
-        yield key_figure(name, figure_of(final), small, main=True)
+        yield key_figure(name, format_return(final), small, main=True)
     elif EVAL in series:
         latest = series[EVAL]
         name = f"evaluation return at step {latest.steps[-1]:,.0f}, the latest so far"
-        yield key_figure(name, figure_of(latest.values[-1]), main=True)
+        yield key_figure(name, format_return(latest.values[-1]), main=True)
     elif TRAINING in series:
         name = "training return, mean of the last 100 episodes; nothing has been evaluated"
-        yield key_figure(name, figure_of(series[TRAINING].values[-1]), main=True)
+        yield key_figure(name, format_return(series[TRAINING].values[-1]), main=True)
 
 
 def _video(record: Record, folder: Path) -> Markup:
@@ -194,7 +192,7 @@ def _video(record: Record, folder: Path) -> Markup:
         return element("p", "The video, too large for this page: ", link)
     kind = VIDEOS[name.rpartition(".")[2]]
     source = Markup(f"data:{kind};base64,{base64.b64encode(data).decode()}")
-    text = "the agent at work"
+    text = "video of the agent"
     if kind == "video/mp4":
         return element(
             "video",
@@ -208,7 +206,7 @@ def _video(record: Record, folder: Path) -> Markup:
     return element("img", src=source, alt=text)
 
 
-def _shown_curves(record: Record) -> Chart:
+def _learning_curves(record: Record) -> Chart:
     curves = [
         Curve(label=_NAMES[name], x=series.steps, y=series.values)
         for name in (EVAL, TRAINING)
@@ -218,8 +216,8 @@ def _shown_curves(record: Record) -> Chart:
     return Chart(title="Learning curve", x_label=STEPS, y_label=lone, curves=tuple(curves))
 
 
-def _course(record: Record) -> Iterator[Markup]:
-    """The returns at the end, and lengths and speed over the run."""
+def _episodes_and_speed(record: Record) -> Iterator[Markup]:
+    """The returns of the final evaluation, and episode length and speed over the run."""
     width, height = SMALL
     if record.returns:
         drawing = draw_histogram(
@@ -230,7 +228,7 @@ def _course(record: Record) -> Iterator[Markup]:
             width=width,
             height=height,
         )
-        yield small_figure("final returns", drawing, _counted(len(record.returns), "episode"))
+        yield small_figure("final returns", drawing, _count(len(record.returns), "episode"))
     for name in ("rollout/episode_length", SPEED):
         if name in record.series:
             yield _small(name, record.series)
@@ -243,14 +241,14 @@ def _bias(record: Record) -> Iterator[Markup]:
 
 
 def _losses(record: Record) -> Iterator[Markup]:
-    """Losses first, then values, then whatever else was logged; what never changed, in words."""
+    """Charts of losses, values and whatever else was logged and changed."""
     names = [
         name
         for name in record.series
         if name not in _ELSEWHERE and not name.startswith(("eval/q_bias_", "eval/q_return_"))
     ]
     names += [name for name in TARGETS if name in record.series and _estimate(record) is None]
-    names.sort(key=kind_of_metric)
+    names.sort(key=metric_order)
     changing = [name for name in names if not record.series[name].constant]
     drawn = changing[:MAX_CHARTS]
     for name in drawn:
@@ -260,8 +258,8 @@ def _losses(record: Record) -> Iterator[Markup]:
         yield element("p", f"Not drawn: {rest}", class_="soft")
 
 
-def kind_of_metric(name: str) -> tuple[int, bool]:
-    """Losses, errors, the rest, and at the end what only follows a schedule."""
+def metric_order(name: str) -> tuple[int, bool]:
+    """A sort key: losses, errors, values, the rest, and at the end what only follows a schedule."""
     kinds = ("loss", "error", "value")
     last = any(word in name for word in SCHEDULES)
     first = next((i for i, word in enumerate(kinds) if word in name), len(kinds))
@@ -272,8 +270,8 @@ def _estimate(record: Record) -> Series | None:
     return record.series.get("train/q_value_mean")
 
 
-def _small(name: str, series: Mapping[str, Series], most: int = SMALL_POINTS) -> Markup:
-    """A small chart of a metric; of Q values, with the targets they are drawn to."""
+def _small(name: str, series: Mapping[str, Series], max_points: int = SMALL_POINTS) -> Markup:
+    """A small chart of a metric; of Q-values, with their targets."""
     shown = [(readable(name), series[name])]
     if name == "train/q_value_mean":
         shown += [("its target", series[target]) for target in TARGETS if target in series]
@@ -281,7 +279,7 @@ def _small(name: str, series: Mapping[str, Series], most: int = SMALL_POINTS) ->
     chart = Chart(title=readable(name), x_label="", y_label="", curves=curves)
     width, height = SMALL
     latest = f"{series[name].values[-1]:.4g}".replace("-", "\u2212")
-    drawing = draw_chart(chart, width=width, height=height, most=most)
+    drawing = draw_chart(chart, width=width, height=height, max_points=max_points)
     return small_figure(readable(name), drawing, latest)
 
 
@@ -291,7 +289,7 @@ def readable(name: str) -> str:
 
 
 def settings_section(record: Record) -> Markup:
-    """What was set other than by default."""
+    """The settings that differ from the defaults, and the metrics that never changed."""
     algo = record.info.algo
     found = settings(record.config)
     if not record.config:
@@ -303,24 +301,24 @@ def settings_section(record: Record) -> Markup:
         head, lead = ["setting", "this run", "default"], ""
         rows = [[one.name, one.value, one.default or "\u2013"] for one in found]
         if not rows:
-            lead = "Everything is as the algorithm has it by default."
+            lead = "All settings are the defaults of the algorithm."
     constant = [
         f"{readable(name)} {series.values[0]:.4g}"
         for name, series in record.series.items()
         if series.constant and len(series.values) > 1 and name.startswith("train/")
     ]
     shown = table(head, rows) if rows else Markup()
-    said = element("p", lead, class_="soft") if lead else Markup()
-    never = (
-        element("p", f"Logged and never changing: {', '.join(constant)}.", class_="soft")
+    intro = element("p", lead, class_="soft") if lead else Markup()
+    unchanged = (
+        element("p", f"Logged and constant: {', '.join(constant)}.", class_="soft")
         if constant
         else Markup()
     )
-    return section("What differs from the defaults", said, shown, never)
+    return section("What differs from the defaults", intro, shown, unchanged)
 
 
 def history_section(record: Record) -> Markup:
-    """With what the run was made, and how it was resumed."""
+    """Command, machine and versions of the run, and how it was resumed."""
     data = record.metadata
     packages = data.get("packages")
     versions = packages.items() if isinstance(packages, dict) else ()
@@ -329,15 +327,15 @@ def history_section(record: Record) -> Markup:
     commit = str(data.get("package_git_commit") or data.get("git_commit") or "")[:12]
     changed = data.get("package_git_dirty", data.get("git_dirty")) is True
     level, reason = (str(data.get(k) or "")[:500] for k in ("resume_level", "resume_level_reason"))
-    threads = number(data.get("threads"))
+    threads = finite_number(data.get("threads"))
     device = str(data.get("device") or "")[:100]
     shown = facts(
         [
             ("command", element("code", shlex.join(words)) if words else ""),
-            ("started", day(data)),
+            ("started", start_time(data)),
             (
                 "device",
-                f"{device}, {_counted(threads, 'thread')}" if threads and device else device,
+                f"{device}, {_count(threads, 'thread')}" if threads and device else device,
             ),
             ("platform", str(data.get("platform") or "")[:200]),
             ("Python", str(data.get("python") or "")[:50]),
@@ -349,7 +347,7 @@ def history_section(record: Record) -> Markup:
     return section("Versions and history", shown, _sessions(data))
 
 
-def _counted(count: float, what: str) -> str:
+def _count(count: float, what: str) -> str:
     return f"1 {what}" if count == 1 else f"{count:,.0f} {what}s"
 
 
@@ -364,7 +362,7 @@ def _sessions(data: Mapping[str, Any]) -> Markup:
         verdict = verification if isinstance(verification, dict) else {}
         rows.append(
             [
-                day(session),
+                start_time(session),
                 str(entry.get("checkpoint") or "")[:100],
                 "exact" if entry.get("exact") is True else "not exact",
                 "; ".join(filter(None, (_verdict(verdict), _changes(entry)))),
@@ -384,11 +382,11 @@ def _verdict(verdict: Mapping[str, Any]) -> str:
 
 
 def _changes(entry: Mapping[str, Any]) -> str:
-    """What was not as before: a new budget, other versions."""
+    """What changed before a resume: the budget, versions."""
     found = []
     extended, changed = entry.get("extended"), entry.get("changed")
     if isinstance(extended, dict):
-        before, now = (amount(number(extended.get(key))) for key in ("from", "to"))
+        before, now = (format_number(finite_number(extended.get(key))) for key in ("from", "to"))
         found.append(f"extended from {before} to {now} steps")
     for name, values in changed.items() if isinstance(changed, dict) else ():
         if isinstance(values, dict):

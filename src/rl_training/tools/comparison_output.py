@@ -1,4 +1,4 @@
-"""What `rl-training compare` does: a comparison as a table, a figure and sentences, or as JSON."""
+"""A comparison as tables and sentences, as a figure, and as JSON: what `compare` writes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -17,13 +18,38 @@ from rich.text import Text
 
 from rl_training.experiment.statistics import Estimate
 from rl_training.storage.files import jsonable, write_atomic
-from rl_training.tools.comparison import EVERY_TASK, Aggregate, Comparison, Pair, Row, compare
-from rl_training.tools.comparison_figure import comparison_picture
-from rl_training.tools.curves import RETURN, read_results
+from rl_training.tools.charts import Chart
+from rl_training.tools.comparison import (
+    EVERY_TASK,
+    Aggregate,
+    Comparison,
+    Pair,
+    Profile,
+    Row,
+    compare,
+)
+from rl_training.tools.curves import chart_of
 from rl_training.tools.plot import PICTURES, default_path, kind_of, refuse_to_overwrite
+from rl_training.tools.plotting import (
+    GREY,
+    PALETTE,
+    draw_chart,
+    draw_grid,
+    draw_note,
+    new_figure,
+    package_style,
+    picture,
+    require_matplotlib,
+)
+from rl_training.tools.results import RETURN, read_results
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 WIDTH = 80
 _TITLES = {RETURN: "final evaluation return"}
+_WIDTH, _ROW_HEIGHT = 15.0, 4.6
+_NOTE = "bands and bars: 95 % bootstrap intervals over seeds"
 
 
 def compare_paths(
@@ -34,17 +60,17 @@ def compare_paths(
     out: Path | None = None,
     as_json: bool = False,
 ) -> None:
-    """Compare results and print what there is to know; with a figure unless JSON is wanted."""
+    """Compare results and print tables and verdicts, or JSON; draw the figure unless only JSON."""
     kind = "png" if out is None else kind_of(out, PICTURES)
     results = read_results(paths, metric or RETURN)
     drawn = out is not None or not as_json
-    path = default_path(results, word="compare") if out is None else out
+    path = default_path(results, prefix="compare") if out is None else out
     possible = find_spec("matplotlib") is not None
     if drawn and (possible or out is not None):
         refuse_to_overwrite(path, kind)
     comparison = compare(results, threshold)
     if as_json:
-        print(json.dumps(jsonable(plain(comparison))))
+        print(json.dumps(jsonable(to_plain(comparison))))
     else:
         print(tables(comparison))
     if drawn and (possible or out is not None):
@@ -56,8 +82,8 @@ def compare_paths(
         print(*comparison.sentences, sep="\n")
 
 
-def plain(comparison: Comparison) -> dict[str, object]:
-    """The comparison as JSON holds it; a median that was never reached is null."""
+def to_plain(comparison: Comparison) -> dict[str, object]:
+    """The comparison as plain values, without the profiles."""
     parts = {"metric": comparison.metric, "notes": comparison.notes}
     tasks = [asdict(task) for task in comparison.tasks]
     overall = comparison.aggregate and asdict(comparison.aggregate)
@@ -131,12 +157,12 @@ def _table(first: str, *columns: str) -> Table:
 
 
 def estimate(figure: Estimate) -> str:
-    """A figure with its interval, all with the digits that its largest part needs."""
+    """A figure with its interval: `486.3 [392.1, 493.5]`."""
     return f"{number(figure.value)} [{number(figure.low)}, {number(figure.high)}]"
 
 
 def number(value: float) -> str:
-    """Four digits or all before the point: 1,234 or 12.34 or 0.1234."""
+    """Four significant digits, or all before the decimal point: 12,345 or 12.34 or 0.1234."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     digits = 3 - math.floor(math.log10(abs(value)))
@@ -147,14 +173,83 @@ def number(value: float) -> str:
 
 
 def steps(row: Row) -> str:
-    """The median with its interval; beyond what the seeds had, only that it takes longer."""
+    """The median with its interval; `> 50k` for a number of steps beyond the budget of 50,000."""
     parts = [f"> {short(row.budget)}" if math.isinf(part) else short(part) for part in row.steps]
     return f"{parts[0]} [{parts[1]}, {parts[2]}]"
 
 
 def short(count: float) -> str:
-    """A number of steps in three digits: 950, 12.5k, 3M."""
+    """A number of steps in three significant digits: 950, 12.5k, 3M."""
     for unit, size in (("M", 1_000_000), ("k", 1_000)):
         if count >= size:
             return f"{count / size:.3g}{unit}"
     return f"{count:g}"
+
+
+def comparison_picture(comparison: Comparison, kind: str) -> bytes:
+    """The figure as a png, svg or pdf file, with a row of three panels for each task."""
+    require_matplotlib()
+    rows = len(comparison.tasks) + (comparison.aggregate is not None)
+    with package_style():
+        figure = new_figure(_WIDTH, _ROW_HEIGHT * rows)
+        panels = figure.subplots(rows, 3, squeeze=False, width_ratios=(3, 2, 2))
+        what = "final return" if comparison.metric == RETURN else comparison.metric
+        for (curves, profile, improvement), task in zip(panels, comparison.tasks, strict=False):
+            results = [group for group in comparison.results if group.task == task.task]
+            draw_chart(curves, chart_of(results, title=task.task))
+            _draw_profile(profile, task.profiles, what)
+            _draw_improvement(improvement, task.pairs)
+        if comparison.aggregate is not None:
+            scores, profile, improvement = panels[-1]
+            _draw_scores(scores, comparison.aggregate)
+            _draw_profile(profile, comparison.aggregate.profiles, "score")
+            _draw_improvement(improvement, comparison.aggregate.pairs)
+        draw_note(figure, _NOTE)
+        return picture(figure, kind)
+
+
+def _draw_profile(axes: Axes, profiles: Sequence[Profile], what: str) -> None:
+    """The share of seeds above each level, in the colours of the curves."""
+    curves = tuple(profile.curve for profile in profiles)
+    title, y_label = "performance profile", f"share of seeds with a higher {what}"
+    chart = Chart(title=title, x_label=what, y_label=y_label, curves=curves)
+    draw_chart(axes, chart, legend=False, dots=False)
+    low, high = profiles[0].levels[0], profiles[0].levels[-1]
+    margin = 0.02 * (high - low) or 1.0
+    axes.set_xlim(low - margin, high + margin)
+    axes.set_ylim(-0.02, 1.05)
+
+
+def _draw_improvement(axes: Axes, pairs: Sequence[Pair]) -> None:
+    """A dot and an interval for each pair; where that contains 0.5, neither is better."""
+    axes.axvline(0.5, color=GREY, linestyle="--", lw=1.2)
+    names = [pair.name for pair in pairs]
+    _draw_bars(axes, names, [pair.improvement for pair in pairs], first_colour=1)
+    axes.set_xlim(-0.03, 1.03)
+    axes.set_title("probability of improvement", loc="left", fontsize=13)
+    if pairs:
+        axes.set_xlabel(f"over {pairs[0].reference}", parse_math=False)
+    if not pairs:
+        axes.text(0.5, 0, "nothing to compare with", ha="center", va="bottom", color=GREY)
+
+
+def _draw_scores(axes: Axes, aggregate: Aggregate) -> None:
+    _draw_bars(axes, aggregate.names, aggregate.scores)
+    axes.set_title(f"{EVERY_TASK}: interquartile mean of scores", loc="left", fontsize=13)
+    axes.set_xlim(-0.03, 1.03)
+
+
+def _draw_bars(
+    axes: Axes, texts: Sequence[str], figures: Sequence[Estimate], *, first_colour: int = 0
+) -> None:
+    """Figures with their intervals, one below the other, each under its name."""
+    for at, (text, (value, low, high)) in enumerate(zip(texts, figures, strict=True)):
+        colour = PALETTE[(at + first_colour) % len(PALETTE)]
+        axes.plot((low, high), (at, at), color=colour, lw=5, alpha=0.35, solid_capstyle="butt")
+        axes.plot([value], [at], "o", color=colour, ms=7, clip_on=False)
+        axes.text(0.0, at - 0.14, f"{value:.2f}  {text}", fontsize=9, parse_math=False)
+    axes.set_ylim(max(len(texts), 1) - 0.4, -0.6)
+    axes.set_yticks([])
+    draw_grid(axes, "x")
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(colors=GREY)

@@ -6,20 +6,20 @@ from collections.abc import Iterator, Sequence
 
 from rl_training.errors import UsageError
 from rl_training.experiment.statistics import Estimate
-from rl_training.tools.charts import Chart, Curve
+from rl_training.tools.charts import Chart
 from rl_training.tools.comparison import EVERY_TASK, Comparison, Pair, Profile, compare
-from rl_training.tools.curves import Results
 from rl_training.tools.markup import Markup, element
 from rl_training.tools.report.page import (
     SMALL,
     Cell,
-    amount,
-    figure_of,
+    format_number,
+    format_return,
     grid,
     section,
     small_figure,
     table,
 )
+from rl_training.tools.results import Results
 from rl_training.tools.svg import draw_chart
 
 
@@ -59,12 +59,12 @@ def _pair_row(task: str, pair: Pair) -> list[Cell | str]:
         task,
         Cell(_estimate(pair.difference), pair.difference.value),
         Cell(chance, improvement.value),
-        Cell(amount(pair.p_value, 3), pair.p_value),
+        Cell(format_number(pair.p_value, 3), pair.p_value),
     ]
 
 
 def _estimate(figure: Estimate) -> str:
-    value, low, high = map(figure_of, figure)
+    value, low, high = map(format_return, figure)
     return f"{value} [{low}, {high}]"
 
 
@@ -79,12 +79,9 @@ def _profiles(comparison: Comparison) -> Iterator[Markup]:
 
 
 def _profile(what: str, profiles: Sequence[Profile], where: str) -> Markup:
-    curves = tuple(
-        Curve(label=each.name, x=each.levels, y=each.share, low=each.low, high=each.high)
-        for each in profiles
-    )
+    curves = tuple(profile.curve for profile in profiles)
     caption = f"share of seeds above each {what}{where}"
     chart = Chart(title=caption, x_label="", y_label="", curves=curves)
     width, height = SMALL
-    drawing = draw_chart(chart, width=width, height=height + 40, most=110, from_zero=False)
+    drawing = draw_chart(chart, width=width, height=height + 40, max_points=110, from_zero=False)
     return small_figure(caption, drawing)
