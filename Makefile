@@ -24,8 +24,8 @@ CAMPAIGNS := kills signals io_errors worker_failures malicious forgeries exactne
 help: ## Show what can be made.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
-train: $(VENV)/.train ## Set up, then train DQN on CartPole and print the result.
-	$(BIN)/rl-training train --config dqn/cartpole
+train: $(VENV)/.train ## Set up, then train DQN on CartPole, record a video and write a report.
+	$(BIN)/rl-training train --config dqn/cartpole --report
 
 test: $(VENV)/.test check ## Set up, then run every check and every test.
 	$(BIN)/pytest -n 2 --dist worksteal

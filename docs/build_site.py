@@ -67,6 +67,9 @@ def main(arguments: list[str]) -> int:
     command = [sys.executable, "-m", "zensical", "build", "--clean"]
     if code := subprocess.run(command, cwd=ROOT, check=False).returncode:
         return code
+    # From a disk a page may not fetch the index; the theme then asks for it as a script.
+    index = (SITE / "search.json").read_text(encoding="utf-8")
+    (SITE / "search.js").write_text(f"var __index = {index};\n", encoding="utf-8")
     faults = faults_of_site(SITE)
     print("\n".join(faults) or f"{len(list(SITE.rglob('*.html')))} pages, no broken link")
     return 1 if faults else 0

@@ -63,6 +63,16 @@ def train(*arguments: object, config: str = "dqn/cartpole") -> Result:
     return invoke("train", "--config", config, *arguments)
 
 
+@pytest.mark.extra("video")
+def test_train_with_report_leaves_a_video_and_a_page_that_shows_it(tmp_path: Path) -> None:
+    result = train(*settings("total_timesteps=60"), "--output-dir", tmp_path, "--report")
+    assert result.exit_code == 0, result.output
+    (run,) = tmp_path.iterdir()
+    assert result.stdout.splitlines()[-1] == f"report: {run / 'report.html'}"
+    assert (run / "video.mp4").stat().st_size > 1_000
+    assert 'src="data:video/mp4;base64,' in (run / "report.html").read_text()
+
+
 def failure(result: Result, code: int) -> str:
     """What a failed command said: one paragraph on standard error, and no traceback."""
     assert result.exit_code == code, result.output

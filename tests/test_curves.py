@@ -113,7 +113,9 @@ def test_results_are_told_apart_by_the_first_name_that_can(tmp_path: Path) -> No
     ppo = write_experiment(tmp_path / "runs" / "ppo", [1.0, 2.0], algo="ppo")
     other = write_experiment(tmp_path / "runs" / "other", [1.0, 2.0], env_id="Maze-v1")
     assert labels(dqn, ppo) == ["dqn", "ppo"]
-    write_card(tmp_path / "card.json", make_card([1.0], configuration=SAC_ON_CHAIN))
+    write_card(
+        tmp_path / "card.json", make_card([1.0], config="sac/chain", configuration=SAC_ON_CHAIN)
+    )
     assert labels(tmp_path / "card.json", ppo, dqn) == ["sac", "ppo", "dqn"]  # as they are given
     assert labels(dqn, wide) == ["first", "wide"]
     assert labels(wide, again) == [str(wide), str(again)]

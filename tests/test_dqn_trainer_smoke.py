@@ -427,6 +427,23 @@ def test_an_environment_that_raises_in_the_last_evaluation_costs_only_that(tmp_p
     assert train_dqn(config, resume=run_dir).status == "finished"
 
 
+def test_the_evaluation_before_training_is_made_up_for_where_it_failed(tmp_path: Path) -> None:
+    made: list[RaisingEnv] = []
+
+    def make() -> RaisingEnv:
+        made.append(RaisingEnv(3))
+        return made[-1]
+
+    config = tiny_config("dqn", tmp_path, eval_env=make, env_id=CountingEnv)
+    with pytest.raises(EnvError, match="the robot fell over"):
+        train_dqn(config)
+    (run_dir,) = tmp_path.iterdir()
+    repaired = config.with_changes(eval_env=lambda: RaisingEnv(-1))
+    assert train_dqn(repaired, resume=run_dir).status == "finished"
+    steps = [row["global_step"] for row in read_metrics(run_dir) if "eval/return_mean" in row]
+    assert steps == [0, 100, 200, 240]
+
+
 def test_an_older_evaluation_is_not_reported_as_that_of_the_final_policy(tmp_path: Path) -> None:
     result = train_dqn(tiny_config("dqn", tmp_path, final_eval_episodes=0))
     assert result.best_eval_return_mean is not None  # at step 0, 100 or 200

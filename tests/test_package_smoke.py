@@ -130,7 +130,11 @@ def test_the_documentation_has_every_command_and_names_no_other_option() -> None
         if hasattr(command, "commands"):  # such as `evidence run`
             assert words[1] in command.commands, words
             command = command.commands[words[1]]
-        known = {option for parameter in command.params for option in parameter.opts}
+        known = {
+            option
+            for parameter in command.params
+            for option in (*parameter.opts, *parameter.secondary_opts)
+        }
         assert set(re.findall(r"--[a-z-]+", " ".join(words))) <= known, words
 
 
@@ -148,7 +152,7 @@ MACHINE = re.compile(
 
 
 def test_no_text_names_a_place_on_somebodys_machine() -> None:
-    binary = {".png", ".gif", ".xz"}
+    binary = {".png", ".gif", ".xz", ".safetensors"}
     files = [path for path in tracked() if path.is_file() and path.suffix not in binary]
     assert len(files) > 80
     found = []

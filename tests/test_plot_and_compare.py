@@ -68,7 +68,9 @@ def test_what_seeds_do_not_tell_apart_says_how_many_would(tmp_path: Path) -> Non
     needed = found.seeds_needed
     assert needed is not None
     assert 20 < needed < 200
-    assert found.sentence == f"five seeds do not tell ppo and dqn apart; about {needed} would"
+    assert found.sentence == (
+        f"five seeds do not tell ppo and dqn apart (p = 0.52); about {needed} would"
+    )
 
 
 def test_equal_results_are_told_apart_by_no_number_of_seeds(tmp_path: Path) -> None:
@@ -76,7 +78,8 @@ def test_equal_results_are_told_apart_by_no_number_of_seeds(tmp_path: Path) -> N
     ppo = write_experiment(tmp_path / "ppo", [5.0] * 4, algo="ppo")
     (sentence,) = compared(dqn, ppo).sentences
     assert sentence == (
-        "four seeds do not tell ppo and dqn apart; no number up to 1,000 would if these are typical"
+        "four seeds do not tell ppo and dqn apart (p = 1); "
+        "no number up to 1,000 would if these are typical"
     )
 
 
@@ -84,7 +87,9 @@ def test_three_seeds_each_never_suffice(tmp_path: Path) -> None:
     dqn = write_experiment(tmp_path / "dqn", LOW[:3])
     ppo = write_experiment(tmp_path / "ppo", HIGH[:3], algo="ppo")
     comparison = compared(dqn, ppo)
-    assert comparison.sentences == ("three seeds do not tell ppo and dqn apart; about 4 would",)
+    assert comparison.sentences == (
+        "three seeds do not tell ppo and dqn apart (fewer than 4); about 4 would",
+    )
     assert comparison.notes == ("fewer than 4 seeds of dqn and ppo: their intervals say little",)
     assert comparison.tasks[0].profiles[0].low == ()
 
@@ -162,8 +167,9 @@ def test_compare_prints_tables_of_80_columns_a_figure_and_the_sentences_last(
     rows = [line.split() for line in result.stdout.splitlines()]
     (dqn,) = (row for row in rows if row[:3] == ["dqn", "5", "3"])
     assert dqn[5:] == ["1", "1k", "[1k,", ">", "1k]"]
-    (ppo,) = (row for row in rows if row[:2] == ["ppo", "5"] and len(row) == 7 and row[6] != "1k]")
-    assert ppo[4:] == ["1.00", "[1.00,", "1.00]"]
+    (ppo,) = (row for row in rows if row[:2] == ["ppo", "5"] and len(row) == 8)
+    # Ahead in all 25 pairs: z = (12.5 - 0.5) / sqrt(25 * 11 / 12) = 2.507.
+    assert ppo[4:] == ["1.00", "[1.00,", "1.00]", "0.012"]
     assert result.stdout.splitlines()[-1].startswith("ppo is better than dqn: probability")
     assert path.read_bytes().startswith(b"\x89PNG")
 

@@ -88,6 +88,9 @@ AutoResumeOption = Annotated[
 SaveConfigOption = Annotated[
     Path | None, typer.Option("--save-config", help="Also write the YAML file of this very run.")
 ]
+ReportOption = Annotated[
+    bool, typer.Option("--report", help="Then record a video and write the report.")
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set a configuration key; may be repeated."),
@@ -211,6 +214,7 @@ def train(  # noqa: PLR0913, PLR0917 - the options of the command
     init_from: InitFromOption = None,
     auto_resume: AutoResumeOption = False,
     save_config: SaveConfigOption = None,
+    report: ReportOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Train an agent; with --seeds, one per seed.
@@ -242,9 +246,11 @@ def train(  # noqa: PLR0913, PLR0917 - the options of the command
             write_config(loaded, save_config)
         _introduce(loaded.config, seeds)
         if seeds is None:
-            _train_one(loaded.config, auto_resume=auto_resume)
+            directory = _train_one(loaded.config, auto_resume=auto_resume)
         else:
-            _train_seeds(loaded.config, seeds, jobs or 1)
+            directory = _train_seeds(loaded.config, seeds, jobs or 1)
+        if report:
+            _write_report(directory, video=seeds is None)
 
 
 @app.command("eval")
@@ -788,7 +794,7 @@ def _introduce(config: TrainConfig, seeds: str | None) -> None:
 
 def _train_one(
     config: TrainConfig, *, resume: Path | None = None, auto_resume: bool = False
-) -> None:
+) -> Path:
     from rl_training.experiment.registry import train_config
     from rl_training.runtime.console import ConsoleProgress
     from rl_training.runtime.result import TrainingInterrupted
@@ -803,9 +809,10 @@ def _train_one(
     finally:
         console.close()
     show_result(result, config)
+    return result.run_dir
 
 
-def _train_seeds(config: TrainConfig, seeds: str, jobs: int) -> None:
+def _train_seeds(config: TrainConfig, seeds: str, jobs: int) -> Path:
     from rl_training.experiment.manager import (
         ExperimentInterrupted,
         ExperimentManager,
@@ -828,6 +835,21 @@ def _train_seeds(config: TrainConfig, seeds: str, jobs: int) -> None:
     show_experiment(result)
     if any(seed.status != "finished" for seed in result.seeds):
         raise typer.Exit(1)
+    return result.directory
+
+
+def _write_report(directory: Path, *, video: bool) -> None:
+    """The report of what this command has trained, whose code is the user's own."""
+    from rl_training.tools.frames import Playback
+    from rl_training.tools.report.write import write_report
+    from rl_training.tools.video import show_video
+
+    if video:
+        try:
+            show_video(_load(directory, False, None, True), directory, None, Playback())
+        except UsageError as error:  # no picture of the environment, or no package to draw with
+            typer.echo(f"without a video: {error}", err=True)
+    typer.echo(f"report: {write_report([directory])}")
 
 
 def _load(path: Path, best: bool, device: str | None, trust: bool) -> ManagedAlgorithm:

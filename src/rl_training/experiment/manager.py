@@ -22,6 +22,7 @@ from rl_training.config.train_config import TrainConfig
 from rl_training.errors import ConfigError, RunInUse, UsageError
 from rl_training.experiment.registry import get_spec, resolve_config
 from rl_training.experiment.result import (
+    MAX_SEEDS,
     ExperimentInterrupted,
     ExperimentResult,
     SeedProgress,
@@ -59,7 +60,6 @@ WATCH_SECONDS = 1.0
 STALL_SECONDS = 120.0
 """After a signal a seed may save for as long as it takes; it is never killed before so long
 without progress."""
-MAX_SEEDS = 10_000
 
 _SEEDS = re.compile(r"\s*([0-9]{1,10})(?:-([0-9]{1,10}))?\s*")
 

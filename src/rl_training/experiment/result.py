@@ -11,6 +11,8 @@ import numpy as np
 from rl_training.experiment.statistics import bootstrap_interval, interquartile_mean
 from rl_training.storage.runs import MAX_NUMBER
 
+MAX_SEEDS = 10_000
+
 
 @dataclass(frozen=True)
 class SeedResult:

@@ -234,7 +234,11 @@ class Evaluate(Periodic):
         """Evaluate unless the run is over."""
         if not run.progress.complete:
             self._missed = False  # also in a checkpoint that a callback saves meanwhile
-            self._missed = run.evaluate() is None
+            try:
+                self._missed = run.evaluate() is None
+            except BaseException:
+                self._missed = True  # for the checkpoint that is saved after a failure
+                raise
 
 
 class SaveCheckpoint(Periodic):

@@ -32,7 +32,7 @@ from rl_training.experiment.statistics import (
 )
 from rl_training.tools.charts import Curve
 from rl_training.tools.curves import MIN_SEEDS_OF_BAND
-from rl_training.tools.results import RETURN, Results
+from rl_training.tools.results import RETURN, Results, shortened
 
 EVERY_TASK = "all environments"
 _NUMBER_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -181,7 +181,7 @@ def _check_comparable(by_task: dict[str, list[Results]]) -> None:
     if empty:
         raise UsageError(
             f"{empty[0].label} has no finished seed with a final value "
-            f"({', '.join(empty[0].left_out)}): finish it with `rl-training resume` or the command "
+            f"({shortened(empty[0].left_out)}): finish it with `rl-training resume` or the command "
             "that began it, or leave it out; `rl-training plot` shows what it has so far"
         )
     if all(len(groups) < 2 for groups in by_task.values()):
@@ -263,12 +263,20 @@ def _verdict(pair: Pair, metric: str) -> str:
     return f"{pair.winner} is higher than {loser} in {metric}: probability {figures}"
 
 
+def p_value_text(p_value: float) -> str:
+    """A p-value to two digits; one that is tiny has none."""
+    return "< 0.001" if p_value < 0.001 else f"{p_value:.2g}"
+
+
 def _undecided(pair: Pair, seeds: Sequence[Sequence[int]]) -> str:
     counts = sorted({count for side in seeds for count in side})
-    words = [_NUMBER_WORDS[n] if n < len(_NUMBER_WORDS) else f"{n:,}" for n in counts]
+    in_words = counts[-1] < len(_NUMBER_WORDS)
+    words = [_NUMBER_WORDS[n] if in_words else f"{n:,}" for n in counts]
     number = " to ".join(words[:: max(1, len(words) - 1)])
     verb = "seed does" if counts == [1] else "seeds do"
-    start = f"{number} {verb} not tell {pair.name} and {pair.reference} apart"
+    too_few = counts[0] < FEWEST_SEEDS
+    reason = f"fewer than {FEWEST_SEEDS}" if too_few else f"p = {p_value_text(pair.p_value)}"
+    start = f"{number} {verb} not tell {pair.name} and {pair.reference} apart ({reason})"
     if pair.seeds_needed is None:
         return f"{start}; no number up to {MAX_SEEDS_ADVISED:,} would if these are typical"
     return f"{start}; about {pair.seeds_needed:,}{' each' if len(counts) > 1 else ''} would"
@@ -338,7 +346,7 @@ def _scale(task: TaskComparison) -> tuple[float, float]:
 
 def _notes(groups: Sequence[Results]) -> list[str]:
     notes = [
-        f"{group.label}: {', '.join(group.left_out)}, left out"
+        f"{group.label}: {shortened(group.left_out)}, left out"
         for group in groups
         if group.left_out
     ]

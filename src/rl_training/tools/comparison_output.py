@@ -27,6 +27,7 @@ from rl_training.tools.comparison import (
     Profile,
     Row,
     compare,
+    p_value_text,
 )
 from rl_training.tools.curves import chart_of
 from rl_training.tools.plot import PICTURES, default_path, kind_of, refuse_to_overwrite
@@ -133,10 +134,11 @@ def _rows(rows: Sequence[Row], threshold: float) -> Table:
 
 def _pairs(pairs: Sequence[Pair]) -> Table:
     first = f"over {pairs[0].reference}"
-    table = _table(first, "difference [95 %]", "P(improvement) [95 %]")
+    table = _table(first, "difference [95 %]", "P(improvement) [95 %]", "p")
     for pair in pairs:
         value, low, high = pair.improvement
-        figures = (estimate(pair.difference), f"{value:.2f} [{low:.2f}, {high:.2f}]")
+        chance = f"{value:.2f} [{low:.2f}, {high:.2f}]"
+        figures = (estimate(pair.difference), chance, p_value_text(pair.p_value))
         table.add_row(Text(pair.name), *figures)
     return table
 

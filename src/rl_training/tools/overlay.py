@@ -75,10 +75,13 @@ class Painter:
             "return": f"{frame.episode_return:,.1f}",
         }
         column = (width - 2 * _MARGIN) / len(facts)
+        left = float(_MARGIN)
         for index, (name, value) in enumerate(facts.items()):
-            left = _MARGIN + index * column
+            left = max(left, _MARGIN + index * column)  # or after a longer text
             draw.text((left, top), name, _FAINT, _font())
-            draw.text((left + _width(f"{name} "), top), value, _TEXT, _font())
+            left += _width(f"{name} ")
+            draw.text((left, top), value, _TEXT, _font())
+            left += _width(f"{value} ")
 
     def _draw_values(
         self, draw: ImageDraw.ImageDraw, values: np.ndarray, top: int, width: int

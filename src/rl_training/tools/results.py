@@ -15,6 +15,7 @@ from typing import Any
 
 from rl_training.config.strict_yaml import parse_yaml
 from rl_training.errors import ConfigError, RunError, UsageError, did_you_mean
+from rl_training.experiment.result import MAX_SEEDS
 from rl_training.storage.files import read_json_object, read_ordinary
 from rl_training.storage.metrics_log import METRICS_NAME, read_metrics
 from rl_training.storage.runs import (
@@ -33,6 +34,7 @@ EXPERIMENT_NAME = "experiment.json"
 
 _NOT_METRICS = ("global_step", "wall_time_s")
 _NOT_SETTINGS = ("seed", "output_dir", "run_name")
+_MAX_LISTED = 20
 
 
 @dataclass(frozen=True)
@@ -235,11 +237,22 @@ def _rows(info: RunInfo) -> list[dict[str, Any]]:
     return read_metrics(info.path) if (info.path / METRICS_NAME).exists() else []
 
 
+def shortened(texts: Sequence[str]) -> str:
+    """A list in a sentence, cut after the first twenty."""
+    rest = len(texts) - _MAX_LISTED
+    return ", ".join(texts[:_MAX_LISTED]) + (f" and {rest:,} more" if rest > 0 else "")
+
+
 def _planned(path: Path) -> list[int]:
     """The seeds requested from an experiment, if the directory is one."""
     rows = read_json_object(path / EXPERIMENT_NAME).get("seeds")
     rows = rows if isinstance(rows, list) else []
     seeds = [row.get("seed") for row in rows if isinstance(row, dict)]
+    if len(seeds) > MAX_SEEDS:
+        raise RunError(
+            f"{printable(path / EXPERIMENT_NAME)} names {len(seeds):,} seeds, expected at most "
+            f"{MAX_SEEDS:,}: it was not written by rl-training"
+        )
     return [seed for seed in seeds if type(seed) is int and 0 <= seed < MAX_NUMBER]
 
 
@@ -287,7 +300,7 @@ def results_of_card(file: Path, card: Card, metric: str = RETURN) -> Results:
         name=printable(card.config),
         label=printable(card.config),
         path=file,
-        algo=printable(config.get("algo", "")),
+        algo=printable(card.config.partition("/")[0]),  # Rainbow is C51 with all options
         env_id=env_id,
         task=_task(env_id, config),
         setting=_setting(config),

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
-import pygame
 import typer
 
 from rl_training.envs.factory import has_screen
+from rl_training.errors import MissingExtra
 from rl_training.tools.frames import Playback
 from rl_training.tools.overlay import Painter
 from rl_training.tools.video import PAUSE_SECONDS, cut_line, episode_line, show_video
 
 if TYPE_CHECKING:
+    import pygame
     from PIL import Image
 
     from rl_training.api.managed import ManagedAlgorithm
@@ -32,6 +34,7 @@ class Window:
 
     def __init__(self, title: str, size: tuple[int, int], rate: float) -> None:
         self._rate = rate
+        self._pygame = pygame = _pygame()
         try:
             pygame.display.init()
             pygame.display.set_caption(title)
@@ -46,9 +49,10 @@ class Window:
 
     def show(self, picture: Image.Image, seconds: float = 0.0) -> bool:
         """Show a picture for a frame, or for `seconds`; false once the window was closed."""
+        pygame = self._pygame
         surface = pygame.image.frombytes(picture.tobytes(), picture.size, "RGB")
         for _ in range(max(1, round(seconds * self._rate))):
-            if any(map(_closes, pygame.event.get())):
+            if any(map(self._closes, pygame.event.get())):
                 return False
             self._screen.blit(surface, (0, 0))
             pygame.display.flip()
@@ -57,12 +61,23 @@ class Window:
 
     def close(self) -> None:
         """Close the window."""
-        pygame.display.quit()
+        self._pygame.display.quit()
+
+    def _closes(self, event: pygame.event.Event) -> bool:
+        pygame = self._pygame
+        keys = (pygame.K_ESCAPE, pygame.K_q)
+        return event.type == pygame.QUIT or (event.type == pygame.KEYDOWN and event.key in keys)
 
 
-def _closes(event: pygame.event.Event) -> bool:
-    keys = (pygame.K_ESCAPE, pygame.K_q)
-    return event.type == pygame.QUIT or (event.type == pygame.KEYDOWN and event.key in keys)
+def _pygame() -> ModuleType:
+    try:
+        import pygame
+    except ImportError as error:
+        raise MissingExtra(
+            "a window needs pygame, which is not installed: pip install "
+            "'gymnasium[classic-control]'"
+        ) from error
+    return pygame
 
 
 def watch_or_record(managed: ManagedAlgorithm, source: Path, playback: Playback) -> None:

@@ -7,12 +7,18 @@ from collections.abc import Iterator, Sequence
 from rl_training.errors import UsageError
 from rl_training.experiment.statistics import Estimate
 from rl_training.tools.charts import Chart
-from rl_training.tools.comparison import EVERY_TASK, Comparison, Pair, Profile, compare
+from rl_training.tools.comparison import (
+    EVERY_TASK,
+    Comparison,
+    Pair,
+    Profile,
+    compare,
+    p_value_text,
+)
 from rl_training.tools.markup import Markup, element
 from rl_training.tools.report.page import (
     SMALL,
     Cell,
-    format_number,
     format_return,
     grid,
     section,
@@ -59,7 +65,7 @@ def _pair_row(task: str, pair: Pair) -> list[Cell | str]:
         task,
         Cell(_estimate(pair.difference), pair.difference.value),
         Cell(chance, improvement.value),
-        Cell(format_number(pair.p_value, 3), pair.p_value),
+        Cell(p_value_text(pair.p_value), pair.p_value),
     ]
 
 

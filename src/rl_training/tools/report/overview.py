@@ -50,7 +50,7 @@ from rl_training.tools.report.run_page import (
     readable,
     settings_section,
 )
-from rl_training.tools.results import Results, SeedCurve, read_results, settings_key
+from rl_training.tools.results import Results, SeedCurve, read_results, settings_key, shortened
 from rl_training.tools.svg import downsample, draw_chart
 
 POINTS = 120
@@ -171,7 +171,7 @@ def _remarks(groups: Sequence[Group]) -> Iterator[Markup]:
     for group in groups:
         if left_out := group.results.left_out:
             name = f"{group.results.label}: " if len(groups) > 1 else ""
-            yield note(f"{name}not counted: {', '.join(left_out[:20])}")
+            yield note(f"{name}not counted: {shortened(left_out)}")
         for record in group.records:
             run = record.info.path.name
             if error := record.summary.get("error") if record.info.status == "failed" else None:

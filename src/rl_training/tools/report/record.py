@@ -5,6 +5,7 @@ Files that are missing or links are skipped, and so are damaged ones, which a no
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -178,11 +179,24 @@ def _divergences(folder: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def _video(path: Path) -> Path | None:
-    for suffix in VIDEOS:
-        video = path / f"video.{suffix}"
+    """The video of the run, or the latest that the callback `Video` wrote."""
+    pattern = re.compile(r"step-(\d{1,18})\.(\w+)")
+    recorded = map(pattern.fullmatch, _names_in(path / "videos"))
+    latest = sorted((m for m in recorded if m and m[2] in VIDEOS), key=lambda m: -int(m[1]))
+    names = [f"video.{suffix}" for suffix in VIDEOS] + [f"videos/{match[0]}" for match in latest]
+    for video in (path / name for name in names):
         if video.is_file() and not video.is_symlink():
             return video
     return None
+
+
+def _names_in(folder: Path) -> list[str]:
+    if folder.is_symlink():
+        return []
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 def all_settings(config: Mapping[str, Any]) -> dict[str, str]:
