@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from rl_training.errors import CheckpointError
 from rl_training.storage.tree import join, split
 
 TABLE = np.arange(12.0).reshape(4, 3)
+COLUMNS = np.zeros((20_000, 10))
+PRICES = COLUMNS[:, 0]
 
 
 class Holder(gym.Env[Any, Any]):
@@ -152,6 +155,130 @@ def test_memory_is_stored_once_and_columns_of_a_large_table_without_it() -> None
     result = restored(saved, Holder(price=fresh[:, 3], volume=fresh[:, 9]))
     assert np.array_equal(fresh[:, 3], saved.price)
     assert result.volume.tolist() == saved.volume.tolist()
+
+
+def test_columns_of_a_large_table_are_side_by_side_again() -> None:
+    table = np.random.default_rng(0).normal(size=(20_000, 10))
+    views = [table[:, 0], table[:, 1], table[::-1, 3], table[:, 4][None]]
+    with_a_gap = np.zeros((20_000, 10))
+    gap = with_a_gap[:, 5]
+    for fresh in (
+        Holder(),
+        Holder(views=[np.zeros(20_000)] * 2),
+        Holder(views=[with_a_gap[:, 0], with_a_gap[:, 1]], gap=gap),
+    ):
+        result = restored(Holder(views=list(views)), fresh).views
+        assert_same_memory([view.copy() for view in views], [view.copy() for view in result])
+        assert [view.strides for view in result] == [view.strides for view in views]
+        assert not any(np.shares_memory(*pair) for pair in combinations(result, 2))
+    assert np.shares_memory(result[0], with_a_gap)
+    assert np.shares_memory(result[1], with_a_gap)
+    assert not gap.any()
+
+
+def test_new_columns_share_a_table_that_a_save_can_take_again() -> None:
+    table = np.arange(150.0 * 2000).reshape(2000, 150)
+    saved = Holder(views=[table[:, index] for index in range(60)])
+    other = Holder(views=[*saved.views, *(table.copy()[:, index] for index in range(60))])
+    result = restored(restored(other))
+    assert all(map(np.array_equal, result.views, other.views))
+    assert len({id(view.base) for view in result.views}) == 2
+
+
+def test_columns_are_not_written_over_the_columns_of_a_module() -> None:
+    before = COLUMNS.copy()
+    saved = Holder(a=np.ones_like(COLUMNS)[:, 0], b=np.ones_like(COLUMNS)[:, 1])
+    for live in (
+        Holder(a=COLUMNS[:, 0], b=COLUMNS[:, 1]),
+        Holder(a=COLUMNS[:, 1:][:, 0], b=PRICES.base[:, 0]),
+    ):
+        result = restored(saved, live)
+        assert (result.a.strides, result.b.strides) == (PRICES.strides, PRICES.strides)
+        assert result.a.all()
+        assert result.b.all()
+        assert np.array_equal(COLUMNS, before)
+
+
+class Market(gym.Env[np.ndarray, int]):
+    """Sums along the columns of a table round in another way than along contiguous arrays."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float64)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        table = self.np_random.normal(size=(20_000, 10))
+        self.price, self.volume = table[:, 0], table[:, 1]
+        self.weights = self.np_random.normal(size=20_000)
+        return self.seen(), {}
+
+    def seen(self) -> np.ndarray:
+        return np.array([self.volume @ self.weights + self.price @ self.weights])
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.price *= 1.001
+        self.volume += 1e-3 * action
+        return self.seen(), 0.0, False, False, {}
+
+
+def test_columns_of_a_table_sum_alike_after_a_restore() -> None:
+    env = Market()
+    env.reset(seed=0)
+    env.step(1)
+    state = save_env_state(env)
+    expected = [env.step(action % 2)[0].item() for action in range(20)]
+    fresh, unlike = Market(), Market()
+    fresh.reset(seed=5)
+    unlike.reset(seed=5)
+    unlike.price = unlike.volume = np.zeros(3)
+    for other in (env, fresh, unlike):
+        load_env_state(other, state)
+        assert [other.step(action % 2)[0].item() for action in range(20)] == expected
+
+
+@pytest.mark.parametrize(
+    ("forged", "refused"),
+    [
+        ([-80], False),
+        ([8], False),
+        ([0], True),
+        ([4], True),
+        ([2**40], True),
+        ([-(2**62)], True),
+        ([2**70], True),
+        ([], True),
+        ([80, 80], True),
+        (80, True),
+        ([80.0], False),
+        ([80.5], True),
+        ([True], True),
+        (["80"], True),
+        (None, True),
+    ],
+    ids=str,
+)
+def test_forged_strides_are_refused_or_harmless(forged: Any, refused: bool) -> None:
+    table = np.zeros((4, 10))
+    for live in (Holder(a=table[:, 1]), Holder(a=None)):
+        state = save_env_state(Holder(a=np.arange(1.0, 5.0)))
+        state.node["layers"][0]["attributes"]["a"]["strides"] = forged
+        if refused or (forged == [80.0] and live.a is None):
+            with pytest.raises(CheckpointError):
+                load_env_state(live, state)
+        else:
+            load_env_state(live, state)
+            assert live.a.tolist() == [1, 2, 3, 4]
+    assert not np.delete(table, 1, axis=1).any()
+
+
+def test_many_forged_strides_make_no_huge_memory_together() -> None:
+    state = save_env_state(Holder(a=[np.arange(2.0 + index) for index in range(4)]))
+    for index, node in enumerate(state.node["layers"][0]["attributes"]["a"]["list"]):
+        node["strides"] = [(1 << 28) // (index + 1)]
+    with pytest.raises(CheckpointError, match="columns of large tables need"):
+        load_env_state(Holder(a=None), state)
 
 
 def test_what_cannot_be_stored_is_not_claimed(tmp_path: Path) -> None:

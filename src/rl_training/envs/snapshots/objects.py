@@ -11,6 +11,7 @@ Sharing and cycles are kept. To the kinds of the codec come
     {"method": "module:name", "self": ...}        {"partial": ..., "arguments": [...]}
     {"space": [...]}                              the generators of a Gymnasium space
     {"view": key, "offset": 8, "shape": [...], "strides": [...], ...}   in a buffer
+    {"array": key, "strides": [...], ...}         a column of a large table, without the table
 
 A set keeps its elements but not the order in which it is iterated, which depends on its history.
 """
@@ -30,7 +31,7 @@ from gymnasium import Space
 
 from rl_training.envs.snapshots import classes, shared_memory
 from rl_training.envs.snapshots.classes import SnapshotUnavailable
-from rl_training.envs.snapshots.shared_memory import Claims, Layout, Memory
+from rl_training.envs.snapshots.shared_memory import Claims, Layout, Memory, Tables
 from rl_training.errors import CheckpointError
 from rl_training.storage.tree import MISSING, Decoder, Encoded, Encoder, Leaf, Node
 
@@ -156,7 +157,7 @@ class ObjectEncoder(Encoder):
             key = self.put("", buffer)
             nodes = [layout.node(key) for layout in layouts]
         elif alone or not shared_memory.share_elements(arrays):
-            # Columns of a large table, say: their numbers, and where a live array must have them.
+            # Columns of a large table, say: their numbers, and how far apart they are.
             nodes = [self._array(a, "") | {"strides": list(a.strides)} for a in arrays]
         else:
             self.refuse(self._paths[group[0]], "one of several small views of a large array")
@@ -272,6 +273,7 @@ class ObjectDecoder(Decoder):
         constants = _module_constants(layers)
         self._taken = {id(layer) for layer in layers} | constants.keys()
         self._claims = Claims(value for value in constants.values() if type(value) is np.ndarray)
+        self._tables = Tables()
         self._memories: dict[str, Memory] = {}
         self._alive: list[object] = []  # an id is a name only while its object lives
         self._number: str | None = None  # of the table's entry that is made next
@@ -444,14 +446,13 @@ class ObjectDecoder(Decoder):
         return old if type(old) is cls else object.__new__(cls)
 
     def _make_array(self, node: dict[str, Node], old: object) -> np.ndarray:
-        if not isinstance(old, np.ndarray) or not self._claims.free(old):
-            return super()._make_array(node, MISSING)
         # Along other strides, sums may round differently.
-        plain = np.empty(old.shape, old.dtype, node.get("order", "C")).strides
-        kept = tuple(node.get("strides", plain)) == old.strides
+        kept = isinstance(old, np.ndarray) and _has_strides(old, node) and self._claims.free(old)
         array = super()._make_array(node, old if kept else MISSING)
         if array is old:
-            self._claims.add(old)
+            self._claims.add(array)
+        elif "strides" in node:
+            return self._tables.column(array, node["strides"])
         return array
 
     def _make_view(self, node: dict[str, Node], old: object) -> np.ndarray:
@@ -487,6 +488,13 @@ def _is_program(node: Node) -> bool:
 def _check_there(old: object, path: str) -> None:
     if old is MISSING:
         raise CheckpointError(f"{path} held code or a space that the environment lacks now")
+
+
+def _has_strides(array: np.ndarray, node: dict[str, Node]) -> bool:
+    if "strides" in node:
+        return bool(list(array.strides) == node["strides"])
+    flags = array.flags
+    return flags.f_contiguous if node.get("order") == "F" else flags.c_contiguous
 
 
 def _make_namespace(_: dict[str, Node], old: object) -> types.SimpleNamespace:

@@ -1,11 +1,13 @@
 """Arrays that share memory: saved as one buffer and a layout for each, restored as its views.
 
 In `state = np.zeros(4); position = state[:2]` two arrays share a buffer, which is stored
-once. A forged layout that leaves the buffer is refused before any array is made from it.
+once. A forged layout that leaves the buffer is refused before any array is made from it. Columns of
+a large table are saved without the table and restored with their strides, along which sums round.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rl_training.errors import CheckpointError
 from rl_training.storage.tensor_file import checked_shape
 from rl_training.storage.tree import Node, array_dtype
 
@@ -22,6 +25,7 @@ _GAPS = 4  # bytes stored at most for each byte of an element, in a buffer that 
 _SMALL = 1 << 20
 _MAX_COMPARED = 100
 _MAX_WORK = 10_000
+_MAX_TABLES = 1 << 30  # bytes of new memory for the columns in one state
 
 
 class Span(NamedTuple):
@@ -73,12 +77,7 @@ def share_elements(arrays: Sequence[np.ndarray]) -> bool:
     """Whether any two of the arrays have an element in common, or may have."""
     if len(arrays) > _MAX_COMPARED:
         return True
-    pairs = combinations(map(_without_repeats, arrays), 2)
-    shares: Callable[..., bool] = np.shares_memory  # NumPy's stubs allow no other limit than None
-    try:
-        return any(shares(*pair, max_work=_MAX_WORK) for pair in pairs)
-    except np.exceptions.TooHardError:
-        return True
+    return any(_may_share(*pair) for pair in combinations(arrays, 2))
 
 
 def writes_to_file(array: np.ndarray) -> bool:
@@ -167,33 +166,94 @@ def pack(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, list[Layout]]:
 
 
 class Claims:
-    """Memory that restored arrays already occupy, so that none overwrites another."""
+    """Memory that restored arrays already occupy, so that none overwrites another.
+
+    Arrays whose spans overlap are kept together, as only they can share an element.
+    """
 
     def __init__(self, arrays: Iterable[np.ndarray] = ()) -> None:
         self._lows: list[int] = []
         self._highs: list[int] = []
+        self._groups: list[list[np.ndarray]] = []
         for array in arrays:
             self.add(array)
 
     def free(self, array: np.ndarray) -> bool:
-        """Whether no byte of what the array spans is claimed."""
-        return not array.size or not any(True for _ in self._overlapped(span_of(array)))
+        """Whether it is certain that no element of the array is claimed."""
+        if not array.size:
+            return True
+        claimed = [other for at in self._overlapped(span_of(array)) for other in self._groups[at]]
+        if len(claimed) > _MAX_COMPARED:
+            return False
+        return not any(_may_share(array, other) for other in claimed)
 
     def add(self, array: np.ndarray) -> None:
-        """Claim what the array spans."""
+        """Claim the elements of the array."""
         if not array.size:
             return
         low, high = span_of(array)
+        group = [array]
         met = list(self._overlapped(Span(low, high)))
         if met:
             low, high = min(low, self._lows[met[0]]), max(high, self._highs[met[-1]])
-            del self._lows[met[0] : met[-1] + 1], self._highs[met[0] : met[-1] + 1]
+            group += [other for at in met for other in self._groups[at]]
+            where = slice(met[0], met[-1] + 1)
+            del self._lows[where], self._highs[where], self._groups[where]
         at = bisect_left(self._lows, low)
         self._lows.insert(at, low)
         self._highs.insert(at, high)
+        self._groups.insert(at, group[: _MAX_COMPARED + 1])  # with more, nothing there is free
 
     def _overlapped(self, span: Span) -> Iterator[int]:
         yield from range(bisect_right(self._highs, span.low), bisect_left(self._lows, span.high))
+
+
+class Tables:
+    """New memory for columns of large tables: side by side, as in the tables they came from."""
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._places: dict[object, Iterator[np.ndarray]] = {}
+
+    def column(self, saved: np.ndarray, strides: Node) -> np.ndarray:
+        """The elements of `saved` along these strides; refuses what cannot have been saved."""
+        numbers = isinstance(strides, list) and all(type(stride) is int for stride in strides)
+        if not numbers or len(strides) != saved.ndim:
+            raise ValueError("an array without a whole number for each of its strides")
+        if not saved.size:
+            return saved
+        key = saved.dtype.str, saved.shape, tuple(strides)
+        array = next(self._places.get(key, iter(())), None)
+        if array is None:
+            self._places[key] = self._new(saved, strides)
+            array = next(self._places[key])
+        array[...] = saved
+        if array.tobytes() != saved.tobytes():
+            raise ValueError("the strides of an array give one place to different elements")
+        return array
+
+    def _new(self, saved: np.ndarray, strides: list[int]) -> Iterator[np.ndarray]:
+        """Arrays of these strides that share no element."""
+        steps = [(n - 1, stride) for n, stride in zip(saved.shape, strides, strict=True) if n > 1]
+        low = sum(min(0, n * stride) for n, stride in steps)
+        high = sum(max(0, n * stride) for n, stride in steps)
+        # Elements lie at multiples of it, so as many arrays fit as elements do in between.
+        pitch = math.gcd(*(stride for _, stride in steps))
+        # No more than a save compares with each other.
+        count = min(max(1, pitch // saved.itemsize), _MAX_COMPARED)
+        size = high - low + count * saved.itemsize
+        self._size += size
+        if self._size > _MAX_TABLES:
+            raise CheckpointError(
+                f"the saved columns of large tables need {self._size:,} bytes of new memory, more "
+                f"than {_MAX_TABLES:,}: give the environment contiguous copies of them, or "
+                "get_state and set_state"
+            )
+        memory = np.zeros(size, np.uint8)
+        return (
+            np.ndarray(saved.shape, saved.dtype, memory, at * saved.itemsize - low, strides)
+            for at in range(count)
+        )
 
 
 class Memory:
@@ -242,3 +302,11 @@ def _without_repeats(array: np.ndarray) -> np.ndarray:
     """The array without the repeated elements of a broadcast."""
     index = (*(slice(None) if stride else slice(1) for stride in array.strides), ...)
     return array[index]
+
+
+def _may_share(left: np.ndarray, right: np.ndarray) -> bool:
+    shares: Callable[..., bool] = np.shares_memory  # NumPy's stubs allow no other limit than None
+    try:
+        return shares(_without_repeats(left), _without_repeats(right), max_work=_MAX_WORK)
+    except np.exceptions.TooHardError:
+        return True
