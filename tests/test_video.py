@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,10 +22,14 @@ from rl_training.errors import (
     ConfigError,
     EnvError,
     MissingExtra,
+    RunError,
+    SaveError,
     TrustError,
     UsageError,
 )
 from rl_training.experiment.registry import train_config
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.training_run import TrainingRun
 from rl_training.tools.frames import Frame, Playback
 from rl_training.tools.overlay import Painter
 from rl_training.tools.video import Video, default_target
@@ -73,6 +79,25 @@ class Photo(Silent):
 
     def answer(self) -> tuple[np.ndarray, dict[str, Any]]:
         return np.full((40, 40, 1), 30 * self.time, np.uint8), {}
+
+
+class OneCanvas(Ramp):
+    """The same, drawn into one array that every render() returns."""
+
+    def __init__(self, **keys: Any) -> None:
+        super().__init__(**keys)
+        self.canvas = np.zeros((20, 30, 3), np.uint8)
+
+    def render(self) -> Any:
+        self.canvas[:] = 30 * self.time
+        return self.canvas
+
+
+class Tower(Ramp):
+    """The same, tall and narrow."""
+
+    def render(self) -> Any:
+        return np.full((400, 20, 3), 200, np.uint8)
 
 
 def agent(env: Callable[..., gym.Env[Any, Any]] = Ramp, **keys: Any) -> DQN:
@@ -129,6 +154,10 @@ def test_illegal_actions_have_no_value() -> None:
     ]
 
 
+def test_each_frame_keeps_its_picture_where_render_returns_the_same_array() -> None:
+    assert [int(frame.image[0, 0, 0]) for frame in frames(agent(OneCanvas))] == [0, 90, 180, 210]
+
+
 def test_what_cannot_render_is_shown_by_its_images_or_refused() -> None:
     shown = frames(agent(Photo))
     assert [int(frame.image[0, 0, 2]) for frame in shown] == [30 * time for time in range(8)]
@@ -140,6 +169,16 @@ def test_what_cannot_render_is_shown_by_its_images_or_refused() -> None:
 def test_an_environment_that_fails_to_render_is_named() -> None:
     with pytest.raises(EnvError, match=r"raised ValueError in render .*no picture"):
         frames(agent(env_kwargs={"breaks_at": 3}))
+
+
+def test_what_renders_on_its_own_does_so_without_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    # SDL would look for a screen, and complain of each that it does not find.
+    assert frames(agent(lambda: Ramp(render_mode="rgb_array")))
+    assert os.environ["SDL_VIDEODRIVER"] == "dummy"
 
 
 # What is drawn
@@ -159,6 +198,17 @@ def test_bars_show_by_how_much_an_action_is_better_than_the_worst() -> None:
     assert lengths[0] <= 3
     assert 2 * lengths[1] == pytest.approx(best, abs=3)
     assert painter.paint(Frame(image, 1, 1, 0.0, 0.0, None, ends=True)).size == picture.size
+
+
+def test_a_narrow_picture_is_centred_above_text_that_has_room() -> None:
+    image = np.full((400, 20, 3), 255, np.uint8)
+    values = np.array([np.inf, 3e38, -3e38, np.nan], np.float32)
+    painter = Painter(["a long name of an action"] * 4)
+    pixels = np.asarray(painter.paint(Frame(image, 1, 0, 0.0, 0.0, values)))
+    assert pixels.shape[1] == 320
+    assert np.flatnonzero((pixels[0] == 255).all(1)).tolist() == list(range(150, 170))
+    assert Painter([], overlay=False).paint(Frame(image, 1, 0, 0.0, 0.0)).width == 20
+    painter.paint(Frame(image, 1, 0, 0.0, 0.0, np.full(4, np.nan)))
 
 
 @pytest.mark.parametrize(("side", "expected"), [(84, 336), (48, 336), (480, 480), (1200, 600)])
@@ -208,12 +258,29 @@ def test_nothing_is_left_of_a_video_that_failed(tmp_path: Path) -> None:
     assert (tmp_path / "a.gif").read_text() == "before"
 
 
+@pytest.mark.extra("video")
+@pytest.mark.parametrize("suffix", [".mp4", ".webp", ".gif"])
+def test_a_video_that_does_not_fit_leaves_the_old_one(suffix: str, tmp_path: Path) -> None:
+    path, managed = tmp_path / f"a{suffix}", agent()
+    path.write_text("before")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(SaveError, match=r"could not write .*: File too large\. Free"):
+            managed.record(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [(path.name, "before")]
+
+
 @pytest.mark.parametrize(
     ("path", "message"),
     [
         ("a.avi", "ends in .mp4, .webp, .gif, found 'a.avi'"),
         ("missing/a.gif", "a folder that exists"),
         ("folder.gif", "found the folder"),
+        (f"{'a' * 260}.gif", "File name too long"),
+        ("a\0.gif", "null"),
     ],
 )
 def test_files_that_cannot_be_written_are_refused_before_playing(
@@ -257,6 +324,48 @@ def test_a_video_that_fails_does_not_end_the_training(
     assert result.global_step == 30
     assert "no video of step 30" in caplog.text
     assert not list((result.run_dir / "videos").iterdir())
+
+
+class LoseMetadata(Callback):
+    """Puts something else in the place of the environment's metadata."""
+
+    def on_evaluation_start(self, run: TrainingRun) -> None:
+        Tower.metadata = None  # type: ignore[assignment]
+
+
+def test_narrow_pictures_and_odd_environments_do_not_end_the_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tower, "metadata", Ramp.metadata)  # and put back
+    keys = {"total_timesteps": 10, "eval_interval": 0, "final_eval_episodes": 1}
+    managed = agent(Tower, output_dir=tmp_path, **keys)
+    result = managed.learn(callbacks=[Video()])
+    assert len(list((result.run_dir / "videos").iterdir())) == 1
+    assert "no video" not in caplog.text
+    assert managed.learn(10, callbacks=[LoseMetadata(), Video()]).global_step == 20
+    assert "no video of step 20: AttributeError: " in caplog.text
+
+
+class LinkVideos(Callback):
+    """Puts a link where the run is to have its videos."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def on_start(self, run: TrainingRun) -> None:
+        (run.directory / "videos").symlink_to(self.target)
+
+
+def test_no_video_is_written_through_a_link(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (outside := tmp_path / "outside").mkdir()
+    config = tiny_config("dqn", tmp_path / "runs", callbacks=[{"Video": {"max_steps": 5}}])
+    run_dir = train_config(config, callbacks=[LinkVideos(outside)]).run_dir
+    assert "videos is a symbolic link" in caplog.text
+    with pytest.raises(RunError, match="videos is a symbolic link"):
+        train_config(config, resume=run_dir)
+    assert not list(outside.iterdir())
 
 
 # The commands

@@ -250,7 +250,7 @@ def _make_native(env_id: str, num_envs: int, kwargs: Mapping[str, Any]) -> Vecto
 
 def _made(env_id: str, kwargs: Mapping[str, Any], make: Callable[[], T]) -> T:
     if kwargs.get("render_mode") == "rgb_array":
-        _render_without_a_screen(env_id)
+        render_without_a_screen(env_id)
     if env_id not in gym.registry:
         _find(env_id)
     try:
@@ -312,7 +312,7 @@ def _has_only_osmesa(env_id: str) -> bool:
     return uses_mujoco and not find_library("EGL") and bool(find_library("OSMesa"))
 
 
-def _render_without_a_screen(env_id: str) -> None:
+def render_without_a_screen(env_id: str) -> None:
     """Have MuJoCo and pygame draw into memory where no screen is connected."""
     if not has_screen():
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")

@@ -36,6 +36,7 @@ CONFIG_NAME = "config.yaml"
 CHECKPOINTS_DIR_NAME = "checkpoints"
 ABANDONED_DIR_NAME = "abandoned"
 DIVERGENCE_DIR_NAME = "divergence"
+VIDEOS_DIR_NAME = "videos"
 
 _FIGURES = ("global_step", "eval/return_mean", "rollout/episode_return")
 
@@ -105,8 +106,8 @@ def _first_free(output_dir: Path, name: str, *, attempts: int) -> Path:
 
 
 def refuse_links(run_dir: Path | None) -> None:
-    """Refuse to continue a run whose directories lie elsewhere: files there would be deleted."""
-    for name in (CHECKPOINTS_DIR_NAME, ABANDONED_DIR_NAME, DIVERGENCE_DIR_NAME):
+    """Refuse to write in a run whose directories lie elsewhere: files there would be deleted."""
+    for name in (CHECKPOINTS_DIR_NAME, ABANDONED_DIR_NAME, DIVERGENCE_DIR_NAME, VIDEOS_DIR_NAME):
         if run_dir is not None and (run_dir / name).is_symlink():
             raise RunError(
                 f"{run_dir / name} is a symbolic link; a run writes and deletes only in its own "

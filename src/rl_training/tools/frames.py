@@ -14,6 +14,7 @@ import numpy as np
 from rl_training.algorithms.base import ActResult, GivesReturns
 from rl_training.config.train_config import TrainConfig
 from rl_training.data.types import PolicyState
+from rl_training.envs.factory import render_without_a_screen
 from rl_training.errors import ConfigError, EnvError, UsageError
 from rl_training.runtime.agent import Agent
 from rl_training.runtime.assembly import Environments
@@ -158,7 +159,7 @@ class Recorder:
     def _image(self, env: gym.Env[Any, Any], obs: np.ndarray) -> np.ndarray:
         if not self._renders:
             return _observed_image(self._agent, obs)
-        image = np.asarray(env.render())
+        image = np.array(env.render())  # a copy, as an environment may draw into it again
         if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or not image.size:
             raise EnvError(
                 f"{self._agent.adapter.spec.env_id}: expected an image of bytes, height x width x "
@@ -175,6 +176,7 @@ def _rendering_env(
     config: TrainConfig, calls: EnvCalls, agent: Agent
 ) -> tuple[gym.Env[Any, Any], bool]:
     """An evaluation environment, and whether it renders; if not, its observations are images."""
+    render_without_a_screen(agent.adapter.spec.env_id)
     requested = config
     if isinstance(config.env_id, str) or config.eval_env is not None or callable(config.env_id):
         mode = {"render_mode": "rgb_array"}
@@ -216,4 +218,4 @@ def _observed_image(agent: Agent, obs: np.ndarray) -> np.ndarray:
     """The latest of the stacked images in an observation [C, H, W], as RGB."""
     channels = agent.adapter.spec.frame_shape[0]
     image = np.moveaxis(obs[-channels:], 0, -1)
-    return np.repeat(image[..., :1], 3, -1) if channels != 3 else image
+    return np.repeat(image[..., :1], 3, -1) if channels != 3 else image.copy()

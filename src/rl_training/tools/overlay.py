@@ -29,7 +29,7 @@ class Painter:
 
     The bar of an action shows how far its value is above that of the worst legal one, relative to
     the largest such difference in recent frames: bars of the values themselves, which are at the
-    right, would look alike.
+    right, would look alike. Text takes `MIN_SIDE` pixels in width; narrower pictures are centred.
     """
 
     def __init__(self, actions: Sequence[str], *, overlay: bool = True) -> None:
@@ -58,12 +58,13 @@ class Painter:
             count = 0 if frame.values is None else len(frame.values)
             self._rows = min(count, MAX_ACTIONS)
         height = 2 * _MARGIN + _LINE * (1 + self._rows) - _LINE // 4
-        joined = Image.new("RGB", (picture.width, picture.height + height), _GROUND)
-        joined.paste(picture)
+        width = max(picture.width, MIN_SIDE)
+        joined = Image.new("RGB", (width, picture.height + height), _GROUND)
+        joined.paste(picture, ((width - picture.width) // 2, 0))
         draw, top = ImageDraw.Draw(joined), picture.height + _MARGIN
-        self._draw_facts(draw, frame, top, picture.width)
+        self._draw_facts(draw, frame, top, width)
         if frame.values is not None:
-            self._draw_values(draw, frame.values, top + _LINE, picture.width)
+            self._draw_values(draw, frame.values.astype(float), top + _LINE, width)
         return joined
 
     @staticmethod
@@ -86,8 +87,10 @@ class Painter:
     def _draw_values(
         self, draw: ImageDraw.ImageDraw, values: np.ndarray, top: int, width: int
     ) -> None:
-        lowest, best = np.nanmin(values), int(np.nanargmax(values))
-        self._spread = max(float(values[best] - lowest), self._spread * _SPREAD_DECAY, 1e-6)
+        finite = values[np.isfinite(values)]
+        lowest, highest = (finite.min(), finite.max()) if finite.size else (0.0, 0.0)
+        best = int(np.where(np.isnan(values), -np.inf, values).argmax())
+        self._spread = max(float(highest - lowest), self._spread * _SPREAD_DECAY, 1e-6)
         shown = np.arange(len(values))
         if len(values) > MAX_ACTIONS:
             legal = np.flatnonzero(~np.isnan(values))
@@ -101,7 +104,8 @@ class Painter:
             draw.rectangle((left, bar, right, bar + _BAR_HEIGHT), _TRACK)
             if math.isnan(value):
                 continue
-            length = 2 + (right - left - 2) * (value - lowest) / self._spread
+            share = min(max((value - lowest) / self._spread, 0.0), 1.0)
+            length = 2 + (right - left - 2) * share
             fill = _BEST if action == best else _BAR
             draw.rectangle((left, bar, left + length, bar + _BAR_HEIGHT), fill)
             text = f"{value:.4g}" if abs(value) >= 1 else f"{value:.3f}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
-import secrets
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -24,7 +26,8 @@ from rl_training.runtime.seeding import (
     restore_global_generators,
 )
 from rl_training.runtime.zoo import packaged_policies
-from rl_training.storage.files import make_directory, save_error
+from rl_training.storage.files import make_directory, save_error, sweep, temporary_directory
+from rl_training.storage.runs import VIDEOS_DIR_NAME, refuse_links
 from rl_training.tools.frames import Frame, Playback, Recorder
 
 if TYPE_CHECKING:
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
     from rl_training.api.managed import ManagedAlgorithm
     from rl_training.runtime.training_run import TrainingRun
+    from rl_training.tools.overlay import Painter
 
 logger = logging.getLogger("rl_training")
 
@@ -45,7 +49,6 @@ GIF_COLOURS = 64
 INSTALL = "pip install 'rl-training[video]'"
 PAUSE_SECONDS = 0.8
 """How long the last frame of an episode is shown."""
-FOLDER = "videos"
 
 
 class Recording(NamedTuple):
@@ -72,9 +75,7 @@ def record_video(agent: Agent, config: TrainConfig, path: Path, playback: Playba
 
 def write_frames(frames: Iterator[Frame], recorder: Recorder, path: Path) -> Recording:
     """Write frames to a file, whole or not at all."""
-    from rl_training.tools.overlay import Painter
-
-    painter = Painter(recorder.action_names(), overlay=recorder.playback.overlay)
+    painter = make_painter(recorder)
     rate = recorder.rate
     ends: list[Frame] = []
     shown, last = 0, None
@@ -89,12 +90,19 @@ def write_frames(frames: Iterator[Frame], recorder: Recorder, path: Path) -> Rec
     return Recording(path, shown / rate, episodes, cut=last is not None and not last.ends)
 
 
+def make_painter(recorder: Recorder) -> Painter:
+    """What draws the pictures of a recorder's frames."""
+    from rl_training.tools.overlay import Painter
+
+    return Painter(recorder.action_names(), overlay=recorder.playback.overlay)
+
+
 class Video(Callback):
     """Records the agent at every evaluation, or every k-th, into `videos/step-N.mp4` of the run.
 
     Plays `episodes` episodes greedily, the same each time, on a dedicated environment, for at most
-    `max_steps` steps. Training is not affected. The first frame is rendered before training, so
-    that an environment that cannot be shown is refused; a video that fails later is left out with a
+    `max_steps` steps. Training is not affected. The first frame is drawn before training, so that
+    an environment that cannot be shown is refused; a video that fails later is left out with a
     warning. Without the `video` extra the files are WebP.
     """
 
@@ -121,7 +129,7 @@ class Video(Callback):
                 "callbacks: Video records with each evaluation, and eval_interval and "
                 "final_eval_episodes are 0; leave it out or set one of them"
             )
-        self._play(run, lambda frames, _: next(frames))
+        self._play(run, lambda frames, recorder: make_painter(recorder).paint(next(frames)))
 
     def on_evaluation(self, run: TrainingRun, evaluation: Evaluation) -> None:  # noqa: ARG002
         """Record at every k-th evaluation."""
@@ -129,12 +137,15 @@ class Video(Callback):
         if (self._evaluations - 1) % self.every:
             return
         suffix = ".mp4" if has_ffmpeg() else ".webp"
-        path = run.directory / FOLDER / f"step-{run.env_steps}{suffix}"
+        path = run.directory / VIDEOS_DIR_NAME / f"step-{run.env_steps}{suffix}"
         try:
+            refuse_links(run.directory)
             make_directory(path.parent)
             self._play(run, lambda frames, recorder: write_frames(frames, recorder, path))
-        except (RLTrainingError, OSError) as error:
-            logger.warning("no video of step %d: %s", run.env_steps, error)
+        except Exception as error:
+            known = isinstance(error, RLTrainingError | OSError)
+            reason = error if known else f"{type(error).__name__}: {error}"
+            logger.warning("no video of step %d: %s", run.env_steps, reason)
 
     def _play(self, run: TrainingRun, use: Callable[[Iterator[Frame], Recorder], object]) -> None:
         seed = derive_seed(run.config.seed, "video")
@@ -203,7 +214,7 @@ class VideoWriter(Protocol):
         """Complete the file."""
 
     def discard(self) -> None:
-        """Stop writing."""
+        """Stop writing; raises nothing."""
 
 
 class FfmpegWriter:
@@ -211,34 +222,67 @@ class FfmpegWriter:
 
     def __init__(self, path: Path, rate: float) -> None:
         self._path, self._rate = path, rate
-        self._writer: Any = None
+        self._process: subprocess.Popen[bytes] | None = None
 
     def add(self, picture: Image.Image, times: int = 1) -> None:
         """Hand the picture to ffmpeg."""
-        if self._writer is None:
-            import imageio_ffmpeg
+        if self._process is None:
+            self._process = self._start(*picture.size)
+        assert self._process.stdin is not None
+        data = picture.tobytes()
+        try:
+            for _ in range(times):
+                self._process.stdin.write(data)
+        except BrokenPipeError:
+            self.finish()  # ffmpeg has ended, and said why
+            raise
 
-            self._writer = imageio_ffmpeg.write_frames(
-                str(self._path),
-                picture.size,
-                fps=self._rate,
-                codec="libx264",
-                quality=None,
-                macro_block_size=2,
-                # Plays in any browser while it loads; the quality is enough for drawn pictures.
-                output_params=["-crf", "28", "-preset", "slow", "-movflags", "+faststart"],
-                ffmpeg_log_level="error",
-            )
-            self._writer.send(None)
-        for _ in range(times):
-            self._writer.send(picture.tobytes())
+    def _start(self, width: int, height: int) -> subprocess.Popen[bytes]:
+        import imageio_ffmpeg
+
+        rate = str(Fraction(self._rate).limit_denominator())
+        pictures = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", rate]
+        source = [*pictures, "-i", "-"]
+        # Plays in any browser while it loads; the quality is enough for drawn pictures.
+        coding = ["-vcodec", "libx264", "-pix_fmt", "yuv420p", "-crf", "28", "-preset", "slow"]
+        target = ["-movflags", "+faststart", f"file:{self._path}"]
+        return subprocess.Popen(
+            [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", *source, *coding, *target],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            # Ctrl-C is for this process; and a limit on file sizes is an error, as it is here.
+            start_new_session=True,
+            restore_signals=False,
+        )
 
     def finish(self) -> None:
-        """Close ffmpeg's input and wait for it."""
-        if self._writer is not None:
-            self._writer.close()
+        """Close ffmpeg's input and wait for it; OSError with its reason if it failed."""
+        if self._process is None:
+            return
+        _, said = self._process.communicate()
+        if self._process.returncode:
+            raise _ffmpeg_error(self._process.returncode, said.decode(errors="replace"))
 
-    discard = finish
+    def discard(self) -> None:
+        """Kill ffmpeg."""
+        if self._process is None:
+            return
+        self._process.kill()
+        for pipe in (self._process.stdin, self._process.stderr):
+            if pipe is not None:
+                with suppress(OSError):  # of what it had not read yet
+                    pipe.close()
+        self._process.wait()
+
+
+def _ffmpeg_error(status: int, said: str) -> OSError:
+    """The error of the system that ffmpeg names last, or else its last line."""
+    line = said.strip().rpartition("\n")[2] or f"it ended with status {status}"
+    for code in errno.errorcode:
+        if line.endswith(reason := os.strerror(code)):
+            return OSError(code, reason)
+    return OSError(errno.EIO, f"ffmpeg: {line}")
 
 
 class ImageWriter:
@@ -307,6 +351,15 @@ def check_target(path: Path) -> None:
         raise MissingExtra(
             f"writing .mp4 needs imageio-ffmpeg: {INSTALL}; .webp and .gif can be written without"
         )
+    try:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            path.stat()
+    except (OSError, ValueError) as error:  # a name that is too long, or has a NUL character
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"expected the name of a file that can be written, found {str(path)!r} ({reason}); "
+            "choose another"
+        ) from error
     if not path.parent.is_dir():
         raise UsageError(f"expected a folder that exists, found none at {path.parent}; create it")
     if path.is_dir():
@@ -325,20 +378,19 @@ def require_pillow() -> None:
 def open_writer(path: Path, rate: float) -> Iterator[VideoWriter]:
     """A writer whose file appears under its name once complete; a failed one leaves nothing."""
     suffix = path.suffix.lower()
-    partial = path.with_name(f".{path.stem}-{secrets.token_hex(4)}{suffix}")
-    writer: VideoWriter = (
-        FfmpegWriter(partial, rate) if suffix == ".mp4" else ImageWriter(partial, rate)
-    )
     try:
-        try:
-            yield writer
-        except BaseException:
-            writer.discard()
-            raise
-        writer.finish()
-        os.replace(partial, path)
+        sweep(path.parent)
+        with temporary_directory(path.parent) as folder:
+            partial = folder / f"video{suffix}"
+            writer = (FfmpegWriter if suffix == ".mp4" else ImageWriter)(partial, rate)
+            try:
+                yield writer
+                writer.finish()
+            except BaseException:
+                writer.discard()
+                raise
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+            os.replace(partial, path)
     except OSError as error:  # ffmpeg's too
         raise save_error(path, error) from error
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
