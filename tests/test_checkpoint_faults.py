@@ -200,12 +200,13 @@ def test_a_checkpoint_is_found_while_others_are_written_and_pruned(tmp_path: Pat
     writer = threading.Thread(target=keep_writing)
     writer.start()
     try:
-        seen = [retry_if_pruned(lambda: _read_newest(tmp_path)) for _ in range(150)]
+        seen: list[float] = []
+        while len(seen) < 150 or len(set(seen)) <= 10:  # as long as it takes on a busy machine
+            seen.append(retry_if_pruned(lambda: _read_newest(tmp_path)))
     finally:
         stop.set()
         writer.join()
     assert seen == sorted(seen)
-    assert len(set(seen)) > 10, "nothing was pruned meanwhile"
 
 
 def _read_newest(folder: Path) -> float:

@@ -622,9 +622,16 @@ def test_every_background_checkpoint_continues_bit_for_bit(tmp_path: Path, algo:
 # By time
 
 
+class WaitAndWatch(Watch):
+    """Waits at each step for the checkpoint being written: a busy disk makes them no fewer."""
+
+    def on_step(self, run: TrainingRun) -> None:
+        run.finish_saving()
+
+
 def test_saving_by_the_clock_does_not_change_what_is_learned(tmp_path: Path) -> None:
     config = tiny_config("dqn", tmp_path, checkpoint_interval=0, checkpoint_minutes=0)
-    watch, often = Watch(), Watch()
+    watch, often = Watch(), WaitAndWatch()
     reference = train_dqn(config, callbacks=[watch]).run_dir
     assert watch.found == [240]
     timed = train_dqn(config.with_changes(checkpoint_minutes=1e-9), callbacks=[often]).run_dir

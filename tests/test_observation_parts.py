@@ -385,7 +385,12 @@ def test_the_collector_hands_over_true_transitions_of_parts(vectorization: str) 
 
 
 def test_a_number_that_is_none_in_a_row_of_bytes_is_refused(tmp_path: Path) -> None:
-    config = {"env_id": partial(Camera, broken=True), "algo_kwargs": {"network": SmallNetwork}}
+    config = {
+        "env_id": partial(Camera, broken=True),
+        "eval_interval": 0,
+        "final_eval_episodes": 0,
+        "algo_kwargs": {"network": SmallNetwork},
+    }
     with pytest.raises(NonFiniteError, match="non-finite observation in environment 0 at vector"):
         train(short_config(get_spec("dqn"), config, tmp_path))
 
