@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from functools import partial
 from typing import ClassVar
 
@@ -132,6 +133,6 @@ class DeterministicActorCritic(Algorithm):
         """The learning rate and the scale of the noise."""
         return {"learning_rate": self.learning_rate(clock), "noise": self.noise_scale(clock)}
 
+    @abstractmethod
     def check_network(self) -> None:
         """Refuse a network that does not fit."""
-        raise NotImplementedError
